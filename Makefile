@@ -42,11 +42,12 @@ fmt: $(STAMP) ## Format, and fix what ruff can fix
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
 
-lint: $(STAMP) gen-check ## Style, format, layers, spelling, generated code
+lint: $(STAMP) gen-check ## Style, format, layers, spelling, plain words, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
+	$(PY) tools/plain_words.py
 
 types: $(STAMP) ## Check types (mypy, strict)
 	$(BIN)/mypy
@@ -132,13 +133,15 @@ soak: $(STAMP) ## Sum streams by consumers while brokers, consumers, etcd and Po
 screenshots: $(STAMP) ## Take the pictures in docs/images anew, of a demo in a headless browser
 	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_SCREENSHOTS=docs/images $(BIN)/pytest -k TestDagsterUi tests/e2e/test_demo.py $(ARGS)
 
-gen: $(STAMP) ## Generate code from proto/, and the reference of commands
+gen: $(STAMP) ## Generate code from proto/, the reference of commands and the map of modules
 	$(PY) tools/gen.py
 	$(PY) tools/gen_reference.py
+	$(PY) tools/gen_modules.py
 
 gen-check: $(STAMP) ## Fail when generated files differ from what `make gen` would write
 	$(PY) tools/gen.py --check
 	$(PY) tools/gen_reference.py --check
+	$(PY) tools/gen_modules.py --check
 
 docs: $(STAMP) ## Run the snippets of docs/ against a live platform
 	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest tests/e2e/test_docs.py $(ARGS)

@@ -37,7 +37,7 @@ from benchmarks.report import lake_table
 from benchmarks.targets import LAKE_TARGETS, judge
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import GazetteError
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.engines.trino import TrinoSession
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.platform import tools
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.figures import Figures
     from benchmarks.lake_sensor import Ticks
     from gazette_platform.client import Client
-    from gazette_platform.lake.trino import TrinoSession
+    from gazette_platform.lake.engines.trino import TrinoSession
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["Backlog", "count_pruned", "register_backlog"]
@@ -151,7 +151,7 @@ def register_backlog(
         ends: of its journals.
         ticks: over them.
         tables: folder of table specs; its own is written there.
-        clock: tells the time.
+        clock: gives the time.
 
     Raises: LakeError: it is not registered in time.
     """
@@ -185,7 +185,7 @@ def count_pruned(backlog: Backlog, trino: TrinoSession, root: Path, clock: Clock
         backlog: what is registered.
         trino: has the table.
         root: of the ``file:///`` store.
-        clock: tells the time.
+        clock: gives the time.
 
     Raises: LakeError: Trino gives other rows, or reads other files, than it should.
     """

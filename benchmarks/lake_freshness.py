@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, final
 from benchmarks.lake_platform import lake_journal
 from gazette_platform.client import Change
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.engines.trino import TrinoSession
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figures
@@ -55,7 +55,7 @@ class _Watched:
     Args:
         platform: has its spec.
         client: of its brokers.
-        clock: tells the time.
+        clock: gives the time.
         table: name, without schema.
         flush_interval_s: of its journals.
     """

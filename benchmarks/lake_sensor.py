@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster import DagsterInstance
 
-    from gazette_platform.lake.progress import JournalCursor
+    from gazette_platform.lake.raw.planning import JournalCursor
     from gazette_platform.lake.settings import LakeSettings
     from gazette_platform.ops.clock import Clock
 
@@ -73,7 +73,7 @@ class PlatformTicks:
 
     Args:
         instance: the platform's; ticks count from now on.
-        clock: tells the time.
+        clock: gives the time.
     """
 
     def __init__(self, instance: DagsterInstance, clock: Clock) -> None:
@@ -131,7 +131,7 @@ class SensorTicks:
     Args:
         resources: ``broker``, ``metastore`` and ``lake``, as the sensor wants them.
         instance: the Dagster that is told.
-        clock: tells the time.
+        clock: gives the time.
     """
 
     def __init__(

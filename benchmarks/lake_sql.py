@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.local_sql import connect
+from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.platform import tools
 from gazette_platform.platform.flights import FLIGHTS, journal_of, load_flights

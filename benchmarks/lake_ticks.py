@@ -92,7 +92,7 @@ def measure_idle_ticks(
     Args:
         idle: what is published.
         ticks: over them; those that register them come first, and do not count.
-        clock: tells the time.
+        clock: gives the time.
         pids: of servers that lead sessions, by the name that their CPU has in figures.
 
     Raises: LakeError: tables are not registered in time, or a tick had something to tell.

@@ -22,9 +22,9 @@ from benchmarks.typed_table import COLUMNS, UUID_FIELD
 from gazette_platform.client import Change
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import read_spec_folder
+from gazette_platform.lake.engines.spark import start_session
+from gazette_platform.lake.engines.trino import TrinoSession
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.spark import start_session
-from gazette_platform.lake.trino import TrinoSession
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.message.uuid import Flags, MessageClock, build_uuid, clock_of, new_producer_id
 from gazette_platform.spark.typed_workers import SparkWorkers

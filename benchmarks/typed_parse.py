@@ -322,7 +322,7 @@ def _check_plain(content: bytes) -> None:
     """Raises: _RefusedError: Arrow might take for records what are none, or other ones.
 
     It takes values from wherever they stand: an object over two lines, two in one, or none (`null` ends the
-    process). Between such ends a row never spans lines. It takes texts that are no UTF-8, too, which its own
+    process). Between such ends a row never spans lines. It takes texts that are not UTF-8, too, which its own
     check finds ten times as fast as decoding.
     """
     ends = pa.array([0, len(content)], pa.int64()).buffers()[1]

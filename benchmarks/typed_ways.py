@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.typed_data import JOURNAL
 from benchmarks.typed_source import Options, TypedFiles, TypedRows, Work, fragments_of
 from benchmarks.typed_table import COLUMNS, UUID_FIELD, ddl, json_ddl
-from gazette_platform.lake.spark import open_session
+from gazette_platform.lake.engines.spark import open_session
 from gazette_platform.platform import tools
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from benchmarks.typed_data import JOURNAL
 from benchmarks.typed_source import fragments_of
 from benchmarks.typed_table import COLUMNS, UUID_FIELD
 from gazette_platform.client import ClientConfig, FragmentListing
-from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.reading.segments import Segment
+from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs.jobs import Job
 from gazette_platform.lake.typed.runs.working import carry_out
 from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.typed.tables.quarantine import quarantine_schema
-from gazette_platform.lake.typed_spec.partitions import parse_partition
-from gazette_platform.lake.typed_spec.spec import TypedSpec
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
 if TYPE_CHECKING:
     from benchmarks.typed_source import Options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gazette_platform.client import *
-    from gazette_platform.lake.local_sql import connect
+    from gazette_platform.lake.engines.duckdb import connect
     from gazette_platform.message import *
 
 __all__ = [
@@ -120,14 +120,14 @@ __all__ = [
 ]
 
 _HOMES = ("gazette_platform.client", "gazette_platform.message")
-_SQL = "gazette_platform.lake.local_sql"
+_SQL = "gazette_platform.lake.engines.duckdb"
 
 # gRPC's newer event engine hands each read and write to another thread, which costs small messages
 # a fifth of their rate. Read once, when grpc is imported: so it stands here, and yields to the user.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         if name == "connect":

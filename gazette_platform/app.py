@@ -12,7 +12,7 @@ The program has the commands ``serve`` and ``print-config``; options come from f
 gazette.ini, else from the environment. An application may have options of its own:
 
     class Counts(Application):
-        options = (Option("counts.top", int, 10, "Words that are told of."),)
+        options = (Option("counts.top", int, 10, "How many words to report."),)
 
         def configure(self, values):
             self.top = values["counts.top"]
@@ -112,7 +112,7 @@ _INI = "gazette.ini"
 
 _OF_STORES: Final = frozenset(__all__).intersection(store.__all__)
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         if name not in _OF_STORES:
@@ -214,7 +214,7 @@ _OPTIONS = (
     _CONSUMER.own(
         "allow-host",
         list,
-        "Host name by which the HTTP port may be asked for, beside those of --consumer.host, "
+        "Host name that requests to the HTTP port may carry, beside those of --consumer.host, "
         "--consumer.advertise and the machine; * for any. Repeatable.",
     ),
     _CONSUMER.wire("serves the gRPC port"),
@@ -227,7 +227,7 @@ _OPTIONS = (
         "restart-failed",
         float,
         "After which a shard that failed here is started again, doubled each time. Default: not before "
-        "somebody unassigns it, unless its failure may pass: it was fenced, or its database was away.",
+        "you unassign it, unless its failure may pass: it was fenced, or its database was away.",
         "restart_failed_s",
     ),
     _CONSUMER.own("directory", Path, "Folder of the files of shards, while they run here."),
@@ -247,7 +247,9 @@ _OPTIONS = (
         "file-root", Path, "Folder that roots file:// stores, to read fragments from directly."
     ),
     _broker("cache.size", int, "Journals whose brokers are remembered.", "route_cache_size"),
-    _broker("cache.ttl", float, "After which they are asked for anew.", "route_cache_ttl_s"),
+    _broker(
+        "cache.ttl", float, "After which the consumer requests them again.", "route_cache_ttl_s"
+    ),
     *_CONSUMER.etcd(),
     _CONSUMER.lease("Time after which etcd forgets a process that died, and others take over."),
     *_CONSUMER.log(),
@@ -321,7 +323,7 @@ def consumer_config(values: Mapping[str, Any]) -> ConsumerConfig:
         raise ValidationError(f"{file_root} is not a directory", path="broker.file-root")
     broker = config_of(
         "broker",
-        zone=values["consumer.zone"] or "-",  # whose own rule tells of it
+        zone=values["consumer.zone"] or "-",  # whose own rule reports it
         **{name: values[f"broker.{name.replace('_', '-')}"] or "" for name in _BROKER_TEXTS},
         cache_size=values["broker.cache.size"],
         cache_ttl=values["broker.cache.ttl"],

@@ -1,7 +1,7 @@
 """Compression of fragments: the bytes that stand in a store for the bytes of a journal.
 
 A *compressor* turns batches into stored bytes; a *decompressor* takes stored bytes in pieces of any
-size and gives content back, across the members or frames of which a file consists. All of them
+size and gives content back, across the members or frames of a file. All of them
 spend their time in C or Rust with the GIL released, so they belong in worker threads.
 """
 
@@ -37,7 +37,7 @@ class Compressor(Protocol):
         ...
 
     def finish(self) -> bytes:
-        """Stored bytes that end the file: empty but for GZIP_OFFLOAD_DECOMPRESSION."""
+        """Stored bytes that end the file: empty except for GZIP_OFFLOAD_DECOMPRESSION."""
         ...
 
 
@@ -459,7 +459,7 @@ class ZstdDecompressor:
             if len(header) < size:
                 return -1
             self._has_checksum = zstandard.get_frame_parameters(header).has_checksum
-        except zstandard.ZstdError as err:  # reserved bits, or a window beyond what there is
+        except zstandard.ZstdError as err:  # reserved bits, or a window beyond the content
             raise DataError(f"zstd: {err} (the object is damaged, or is not zstd)") from err
         self._in_frame = True
         return size

@@ -33,8 +33,6 @@ from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.rollups import PythonRollup
 from gazette_platform.lake.rollups.spec import ENGINES
 
-__all__ = ["GazetteLake"]
-
 # Variable by attribute, of those that are text. Paths are of files and folders beside the defs.yaml.
 _PATHS = {
     "endpoints": "GAZETTE_ENDPOINTS",
@@ -114,7 +112,7 @@ class GazetteLake(Component, Model, Resolvable):
         default=None, description="Iceberg's runtime for Spark, or `provided`; without, no Spark."
     )
     jdbc_jar: str | None = Field(
-        default=None, description="Driver by which Spark reaches a catalog in a database."
+        default=None, description="Spark's driver for a catalog in a database."
     )
     s3_jars: str | None = Field(default=None, description="Folder of Hadoop's jars for S3.")
     spark_master: str | None = Field(default=None, description="Spark's master URL.")
@@ -137,7 +135,7 @@ class GazetteLake(Component, Model, Resolvable):
     @classmethod
     @override
     def get_spec(cls) -> ComponentTypeSpec:
-        """What tools tell of the component."""
+        """What tools show of the component."""
         return ComponentTypeSpec(description=cls.__doc__, tags=["gazette", "hive", "iceberg"])
 
     @override
@@ -177,7 +175,9 @@ def _function(path: str) -> PythonRollup:
     module, _, name = path.rpartition(".")
     where = f"functions.{path}"
     if not module:
-        raise ValidationError("is no module.name, such as my_project.rollups.carriers", path=where)
+        raise ValidationError(
+            "is not a module.name, such as my_project.rollups.carriers", path=where
+        )
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as err:

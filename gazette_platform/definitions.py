@@ -32,8 +32,6 @@ from gazette_platform.lake.rollups import PythonRollup, read_rollup_folder
 from gazette_platform.resources import platform_resources
 from gazette_platform.sensors import catalog_sensor, fragments_sensors, typed_sensor
 
-__all__ = ["build_definitions", "defs", "lake_definitions"]
-
 
 def lake_definitions(
     settings: LakeSettings | None = None,
@@ -44,7 +42,7 @@ def lake_definitions(
     """All of a lake, to be merged once with what else a project has: raw and typed tables, checks, sensors and rollups.
 
     Table specs and rollups are read for the assets. Of table specs that are refused there are assets as
-    well, with a check that is red; so has the folder of rollups. Rollups are there if their engine is configured; typed
+    well, with a check that is red; so has the folder of rollups. Rollups exist if their engine is configured; typed
     tables are in any case, and are run by Spark if that is.
 
     Args:
@@ -59,7 +57,7 @@ def lake_definitions(
     settings = settings or LakeSettings.from_environment(os.environ)
     own = dict(engines or {})
     for name in own.keys() - {"trino", "spark"}:
-        raise ValidationError(f"{name!r} is no engine: trino and spark are", path="engines")
+        raise ValidationError(f"{name!r} is not an engine; use trino or spark", path="engines")
     folder = read_spec_folder(Path(settings.tables)) if settings.tables else SpecFolder()
     specs, refused = folder.specs.values(), folder.refused.values()
     rollups = read_rollup_folder(settings.rollups, folder.tables)

@@ -153,7 +153,7 @@ class NoJournalPrimaryBroker(StatusError):
 
 
 class NotJournalPrimaryBroker(StatusError):
-    """The broker asked is not the primary, and was told not to proxy."""
+    """The broker asked is not the primary, and the call forbids a proxy."""
 
     retriable = True
     status = "NOT_JOURNAL_PRIMARY_BROKER"
@@ -168,7 +168,7 @@ class InsufficientJournalBrokers(StatusError):
 
 
 class NotJournalBroker(StatusError):
-    """The broker asked does not serve the journal, and was told not to proxy."""
+    """The broker asked does not serve the journal, and the call forbids a proxy."""
 
     retriable = True
     status = "NOT_JOURNAL_BROKER"
@@ -194,7 +194,7 @@ class ProposalMismatch(StatusError):
 
 
 class EtcdTransactionFailed(StatusError):
-    """A spec was changed by somebody else since its revision was read."""
+    """Another caller changed the spec since its revision was read."""
 
     status = "ETCD_TRANSACTION_FAILED"
     advice = "the revision is stale; list again, and apply on top of what you find"
@@ -211,7 +211,7 @@ class WrongAppendOffset(StatusError):
     """The append named an offset other than the write head."""
 
     status = "WRONG_APPEND_OFFSET"
-    advice = "somebody else appended, or it never ended there: read its write head again"
+    advice = "another writer appended, or it never ended there: read its write head again"
 
 
 class IndexHasGreaterOffset(StatusError):
@@ -361,7 +361,7 @@ class EtcdError(GazetteError):
     """Etcd refused or did not answer.
 
     Attributes:
-        told: the text for callers of this process, who need not know where etcd is, and what its keys are.
+        told: the text for callers of this process, which omits where etcd is, and its keys.
     """
 
     retriable = True
@@ -452,7 +452,7 @@ class DependencyFailed(GazetteError):
 
 
 class SpoolsAwaited(GazetteError):
-    """Only brokers that are away hold all that a journal acknowledged, and nobody said to give it up."""
+    """Only brokers that are away hold all that a journal acknowledged, and no operator gave it up."""
 
 
 class SavepointError(GazetteError):
@@ -460,7 +460,7 @@ class SavepointError(GazetteError):
 
 
 class SavepointExists(SavepointError):
-    """There is one of that name, or somebody else changed it at that moment."""
+    """One of that name exists, or another caller changed it at that moment."""
 
 
 class SavepointNotFound(SavepointError):
@@ -470,7 +470,7 @@ class SavepointNotFound(SavepointError):
 class Fenced(GazetteError):
     """Another process has taken over what this one was the owner of: it has to stop.
 
-    What it had not been told to be committed may be lost; the other one goes on without it.
+    What it did not know to be committed may be lost; the other one goes on without it.
     """
 
 
@@ -511,7 +511,7 @@ class TypedRolledBack(LakeError):
 
 
 class TypedProgressGone(LakeError):
-    """A typed table has rows, and nothing says how far it has come: somebody has dropped its tag."""
+    """A typed table has rows, and no record of its progress: its tag was dropped."""
 
 
 class TypedRefused(LakeError):

@@ -41,7 +41,7 @@ from gazette_platform.consumer.cluster import (
 )
 from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, Player, Recorder, pick_hints
-from gazette_platform.consumer.service import fetch_hints, put_primary_hints, rotate_hints
+from gazette_platform.consumer.service.hints import fetch_hints, put_primary_hints, rotate_hints
 from gazette_platform.consumer.store import JSONFileStore, ShardStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore

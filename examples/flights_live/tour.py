@@ -28,9 +28,7 @@ from examples.flights_live.player import play
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.client import ShardClient
 from gazette_platform.errors import GazetteError, LakeError, SetupError
-from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.spark import running_session
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake import LakeSettings, TrinoSession, running_session
 from gazette_platform.message import Flags, read_committed, read_uncommitted
 from gazette_platform.testing.servers import ConsumerServer
 

@@ -2,7 +2,7 @@
 
 Convergence goes in steps that never leave an item with fewer consistent replicas than it desires:
 first more members than needed are assigned, then these become consistent, and only then the surplus
-is removed. A journal is consistent once its primary has synced all replicas and told the route in
+is removed. A journal is consistent once its primary has synced all replicas and written the route in
 every value; of a shard each replica is by itself, once it has the shard's state. Other processes of
 the cluster, Gazette's too, rely on these steps.
 
@@ -148,7 +148,7 @@ def converge_item(
     item = state.items[name]
     current = state.assignments_of(name)
     builder = _Builder(prefix, name)
-    # The order of the steps keeps an item available: remove only what is superfluous, then make sure that somebody
+    # The order of the steps keeps an item available: remove only what is superfluous, then make sure that another one
     # is primary, then add. Slots are packed only in a round that does nothing else.
     surplus = [a for a in current if a.process_id not in desired]
     removed: list[SlotAssignment[Any]] = []
@@ -271,7 +271,7 @@ def _add(
         if not loads.has_room(member_id):
             loads.refused.setdefault(member_id, set()).add(builder.item)
             continue
-        # A member that lowers its limit, or leaves, writes its key. Then this assignment must not appear: nobody
+        # A member that lowers its limit, or leaves, writes its key. Then this assignment must not appear: no one
         # would serve it, and under a lease that has ended etcd would refuse the whole transaction.
         builder.check(Compare.mod(member_key(builder.prefix, member_id), member.mod_revision))
         key = assignment_key(builder.prefix, builder.item, member_id, slot)

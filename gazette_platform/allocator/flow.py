@@ -478,7 +478,7 @@ class Pusher:
         if self._levels[before] or before == self._unreachable:
             return
         # A gap: every arc leads down by one label at most, so no path leads from above it to below it. Without this
-        # a cluster that is full would raise labels one by one, for each item anew.
+        # a cluster that is full would raise labels one by one, for each item again.
         for level in range(before + 1, self._unreachable):
             for above in bits(self._levels[level]):
                 self._labels[above] = self._unreachable
@@ -523,7 +523,7 @@ class Pusher:
         return len(self._net.items_of[member]) / self._net.limits[member]
 
     def _roughly_least_loaded(self, members: int) -> int:
-        # They are sorted anew once each may have got one more; the limits by share keep it fair in between.
+        # They are sorted again once each may have got one more; the limits by share keep it fair in between.
         if self._order_age <= 0:
             self._order = sorted(bits(self._takers), key=self._load)
             self._order_age = len(self._order)

@@ -1,4 +1,4 @@
-"""The loop by which the leader of a cluster assigns its items.
+"""The loop in which the leader of a cluster assigns its items.
 
 Every member runs it; the member whose key is the oldest acts. Each transaction compares that
 member's own key, so that two that think they lead cannot both write.
@@ -75,8 +75,8 @@ class Allocator:
         space: loaded; its watch has to run elsewhere.
         process_id: of this member.
         max_replication: upper bound on the replication of every item.
-        metrics: of what it does; None: nobody looks.
-        faults: told of items that cannot be assigned, for reasons that nobody foresaw.
+        metrics: of what it does; None: not wanted.
+        faults: counts items that cannot be assigned, for unforeseen reasons.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Allocator:
         return len(self._state.assignments_to(other)) > self._limits_now()[other]
 
     async def run(self) -> None:
-        """Assign for as long as this member is there.
+        """Assign for as long as this member exists.
 
         Also while it is exiting and holds nothing any more: the others wait for the oldest to act, and
         it may be a member for long until all is stored. `drain_status` says whether it is relieved.
@@ -151,7 +151,7 @@ class Allocator:
             if member is None:
                 raise LeaseLost(
                     f"member key not found in Etcd: {member_key(self._space.prefix, self._id)}; "
-                    "its lease ended or somebody removed it; this process has to start again"
+                    "its lease ended or it was removed; this process has to start again"
                 )
             try:
                 next_revision = await self._act(revision + 1)
@@ -219,7 +219,7 @@ class Allocator:
     # ------------------------------------------------------------------ solving
 
     async def _solve(self) -> None:
-        """Tell the solver what changed, and let it revise its answer, in slices."""
+        """Pass changes to the solver, and let it revise its answer, in slices."""
         if self._solver is None:
             self._solver = Solver()
             self._limits = {}

@@ -49,7 +49,7 @@ class Announcement:
     async def update(self, spec: MemberSpec) -> None:
         """Change what we say of ourselves.
 
-        Raises: TransactionFailed: somebody else changed or removed the key; it is not ours now.
+        Raises: TransactionFailed: another process changed or removed the key; it is not ours now.
                 EtcdError: etcd did not answer; whether it was changed is unknown.
         """
         result = await self._client.txn(
@@ -158,7 +158,7 @@ class Words(NamedTuple):
 
 
 def deadline(clock: Clock, lease: Lease, timeout_s: float | None) -> Callable[[], bool]:
-    """A function that tells whether `timeout_s` have passed, or our lease has ended with all our keys."""
+    """Return a function: whether `timeout_s` have passed, or our lease has ended with all our keys."""
     began = clock.monotonic()
 
     def is_over() -> bool:
@@ -186,7 +186,7 @@ async def say_leaving(
         space: of the cluster.
         announcement: ours.
         lease: ours.
-        clock: tells the time.
+        clock: gives the time.
         timeout_s: seconds; None: for as long as we are a member.
 
     Raises: EtcdError: etcd has failed all that time.
@@ -213,20 +213,20 @@ async def wait_handed_over(
     words: Words,
     stays_for_others: bool = True,
 ) -> None:
-    """Wait until no item is assigned to us, or until nobody can take them and time is up.
+    """Wait until no item is assigned to us, or until no other member can take them and time is up.
 
-    The wait also ends with our lease: nobody takes over from a process that is no member any more, and
+    The wait also ends with our lease: no member takes over from a process that is no longer a member, and
     etcd may be away.
 
     When all leave at once, the last ones wait for the items of the others to come to them. If they left
-    sooner, nobody would be there to say where those journals end.
+    sooner, no broker would know where those journals end.
 
     Args:
         space: of the cluster.
         allocator: ours.
-        allocating: a task that ends once we are no member any more.
+        allocating: a task that ends once we are no longer a member.
         lease: ours.
-        clock: tells the time.
+        clock: gives the time.
         timeout_s: seconds; None: for ever.
         words: for the log.
         stays_for_others: whether we stay, without `timeout_s`, when all members leave: what only we know of
@@ -256,7 +256,7 @@ async def wait_handed_over(
         is_late = timeout_s is not None and (is_last or now - began > timeout_s)
         # Of members that all leave, each would wait for the others for ever.
         is_over = is_last and _all_leave(space) and (not stays_for_others or _is_one_host(space))
-        # The only member has nobody to wait for.
+        # The only member has no other to wait for.
         if is_late or is_over or len(space.state.members) == 1:
             _log.info(
                 "no %s can take over %d %s; %s", words.member, status.assigned, words.items, then

@@ -8,7 +8,7 @@ Capacities are tried from the best to the barest, each as a maximum flow from wh
 3. Hosts are given up rather than replicas.
 4. Zones are given up, too.
 
-What cannot be placed even so stays out. Units beyond a capacity that nobody can take stay where
+What cannot be placed even so stays out. Units beyond a capacity that no member can take stay where
 they are, up to the limit. So what is assigned moves only for a reason: a member that is new, over
 its share, over its limit, or leaving; never because another solution is as good.
 
@@ -144,7 +144,7 @@ class Solver:
     def set_item(
         self, name: str, replication: int, assignments: Sequence[SlotAssignment[Any]]
     ) -> None:
-        """Tell what an item desires, and who holds it now.
+        """Set what an item desires, and who holds it now.
 
         Args:
             replication: replicas to have; fewer are chosen if there is no room for more.
@@ -196,7 +196,7 @@ class Solver:
     def solve(self) -> Generator[None, None, list[str]]:
         """Revise the answer. Yields every few milliseconds, so that others may run.
 
-        Nothing may be told to the solver until the generator ends.
+        The solver takes no changes until the generator ends.
 
         Returns: the items whose answer may differ from that of the last solve.
         """
@@ -264,7 +264,7 @@ class Solver:
         return max(bits(net.flow[item]), key=reluctance)
 
     def _take_out_crowded(self) -> Generator[None, None, dict[int, int]]:
-        """Take units out of zones and hosts with too many of one item, to be placed anew.
+        """Take units out of zones and hosts with too many of one item, to place them again.
 
         They come back where they were if there is no other way. Returns the flow of each such item
         as it was.

@@ -1,8 +1,8 @@
 """Dagster assets: raw tables and their journals (external), typed tables, and rollups.
 
 A *raw table* is materialised by the sensor, one dynamic partition per time, without a run.
-A *typed table* is run by Dagster or beside it, and told by what it says of itself; its *backfills* are partitions.
-A *rollup* is materialised by runs that make those of its slices anew whose sources have changed, so
+A *typed table* is run by Dagster or beside it, and reported by what it says of itself; its *backfills* are partitions.
+A *rollup* is materialised by runs that make those of its slices again whose sources have changed, so
 that running one twice changes nothing; automation asks for those whose sources have changed.
 """
 

@@ -1,13 +1,13 @@
 """When a rollup is made: as soon as its sources have changed, and none of them is known to be wrong.
 
 And when a typed table is run: as soon as its raw table has changed. It reads journals, and not that table, so checks of
-that are in nobody's way: bad records, say, are what quarantine is there for.
+that delay nothing: bad records, say, are what quarantine is for.
 
 Dagster evaluates these conditions in the code server. Its own conditions would not do, for three reasons. They
 forget what happened before they were first evaluated, or while their cursor was lost; a mark that the rollup
 noted forgets nothing (see `gazette_platform.assets.freshness`). They take a warning for a failure, so that a hole in
-a journal would hold up all rollups behind it. And they take a check that was not evaluated since the last
-materialization for one that says nothing, while the sensor tells of a check when it changes: a red one stays red.
+a journal would hold up all rollups after it. And they take a check that was not evaluated since the last
+materialization for one that says nothing, while the sensor reports a check when it changes: a red one stays red.
 
 One sensor asks for all rollups, and one for all typed tables. Each table gets a run of its own, so that one that is
 slow, or takes its process with it, holds up no other. One look costs 25 to 50 ms of CPU beside a hundred tables.
@@ -52,17 +52,6 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
     from gazette_platform.assets.freshness import Sourced
-
-__all__ = [
-    "EACH_MINUTE",
-    "DepsGood",
-    "QueryFits",
-    "SourcesChanged",
-    "automation_sensors",
-    "red_checks",
-    "rollup_condition",
-    "typed_condition",
-]
 
 EACH_MINUTE = "* * * * *"
 """`cron` of what is made as soon as its sources have changed."""
@@ -188,7 +177,7 @@ class DepsGood(_Condition):
     def _checks(self, graph: Any, dep: AssetKey) -> Iterable[AssetCheckKey]:
         """Blocking checks of a dependency: those that the definitions have, and those that raw tables have.
 
-        Raw tables may be of another code location, of which nothing is known here.
+        Raw tables may be of another code location, which is unknown here.
         """
         node = graph.get(dep) if graph.has(dep) else None
         own = {key for key in node.check_keys if graph.get(key).blocking} if node else set()

@@ -12,8 +12,6 @@ from gazette_platform.ops.text import counted
 if TYPE_CHECKING:
     from dagster import AssetKey, DagsterInstance
 
-__all__ = ["Checked", "rows_told", "with_counts"]
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +63,7 @@ def with_counts(evaluation: AssetCheckEvaluation, checked: Checked) -> AssetChec
 
 
 def rows_told(instance: DagsterInstance, asset: AssetKey) -> int | None:
-    """Return the rows of a table that its newest event tells; None: it does not."""
+    """Return the rows of a table in its newest event; None: it has none."""
     for record in instance.fetch_materializations(asset, limit=1).records:
         event = record.asset_materialization
         rows = event.metadata.get("dagster/row_count") if event is not None else None

@@ -23,29 +23,12 @@ from gazette_platform.assets.checked import Checked, rows_told, with_counts
 from gazette_platform.assets.raw import SPECS_KEY, table_key
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Finding, FindingKind, RefusedSpec, SpecFolder, TableSpec
-from gazette_platform.lake.applying import problems_with_journals
-from gazette_platform.lake.full_audit import audit_content, audit_index
-from gazette_platform.lake.overdue import overdue
-from gazette_platform.lake.standing import table_standing
+from gazette_platform.lake.raw.applying import problems_with_journals
+from gazette_platform.lake.raw.audits.full_audit import audit_content, audit_index
+from gazette_platform.lake.raw.audits.status import overdue, table_standing
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
-
-__all__ = [
-    "CHECKS",
-    "CHECKS_POOL",
-    "KEEPS_UP_CHECK",
-    "OVERLAP_CHECK",
-    "SPECS_CHECK",
-    "check_evaluations",
-    "in_lines",
-    "keeps_up_evaluation",
-    "raw_checks",
-    "refused_checks",
-    "result_of",
-    "specs_check",
-    "specs_evaluation",
-]
 
 OVERLAP_CHECK = "no_overlap"
 KEEPS_UP_CHECK = "keeps_up"
@@ -149,7 +132,7 @@ def specs_check() -> AssetChecksDefinition:
 
 
 def raw_checks(specs: Iterable[TableSpec]) -> list[AssetChecksDefinition]:
-    """The checks of the tables known when definitions load, each of which can be executed alone."""
+    """The checks of the tables known when definitions load; each can be executed alone."""
     return [
         check
         for spec in specs

@@ -25,16 +25,6 @@ if TYPE_CHECKING:
 
     from dagster import DagsterInstance
 
-__all__ = [
-    "SOURCES_KEY",
-    "Sourced",
-    "is_red",
-    "newest_evaluations",
-    "noted_mark",
-    "sources_mark",
-    "sources_missing",
-]
-
 # Metadata key under which a rollup notes its mark.
 SOURCES_KEY = "gazette/sources_mark"
 _DATA_VERSION = "dagster/data_version"
@@ -62,7 +52,7 @@ class Sourced(Protocol):
 
     @property
     def code_version(self) -> str:
-        """What tells that its code has changed."""
+        """Marks a change of its code."""
         ...
 
     @property

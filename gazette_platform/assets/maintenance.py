@@ -1,4 +1,4 @@
-"""Once a day: put small files of rollups together, and remove old snapshots and what nobody names."""
+"""Once a day: merge small files of rollups, and remove old snapshots and unreferenced files."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,8 +17,6 @@ from gazette_platform.assets.rollups import ENGINE_RESOURCES, engine_of, rollup_
 from gazette_platform.errors import GazetteError
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.ops.clock import SystemClock
-
-__all__ = ["MAINTENANCE_POOL", "maintenance_job", "maintenance_schedule"]
 
 # It reads and writes whole tables: a run that takes longer than a day is not to meet the next one. Runs of rollups may
 # cross it, so they have pools of their own.

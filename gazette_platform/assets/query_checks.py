@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.rollups.query_check import QueryCheck
 
-__all__ = ["QUERY_CHECK", "QUERY_TEXT", "new_evaluations", "query_evaluation"]
-
 QUERY_CHECK = "query_fits"
 QUERY_TEXT = "The query can be parsed, and its sources have all columns that it names."
 

@@ -17,14 +17,6 @@ from gazette_platform.lake.rollups import RollupFolder
 from gazette_platform.ops.text import counted
 from gazette_platform.resources import LakeResource
 
-__all__ = [
-    "ROLLUPS_KEY",
-    "rollups_asset_spec",
-    "rollups_check",
-    "rollups_evaluation",
-    "rollups_materialization",
-]
-
 ROLLUPS_KEY = AssetKey(["rollup_specs"])
 
 

@@ -10,8 +10,6 @@ from gazette_platform.assets.rollups import ENGINE_RESOURCES, rollup_asset
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.rollups import PythonRollup, RollupSpec
 
-__all__ = ["job_name", "rollup_definitions"]
-
 
 def rollup_definitions(
     rollups: Iterable[RollupSpec | PythonRollup],

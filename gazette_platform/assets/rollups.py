@@ -1,7 +1,7 @@
 """Rollups as assets: each of a spec, with the job that makes it.
 
 A rollup is an asset without partitions: which of its slices are made is decided by offsets, within the run. Its
-data version is the digest of what it covers, so a run that changes nothing sets nothing behind it going.
+data version is the digest of what it covers, so a run that changes nothing triggers nothing downstream.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,6 +38,7 @@ from gazette_platform.assets.freshness import SOURCES_KEY, sources_mark
 from gazette_platform.assets.query_checks import QUERY_CHECK, QUERY_TEXT, query_evaluation
 from gazette_platform.errors import RollupFenced
 from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.engines.spark import prepare_environment
 from gazette_platform.lake.rollups import PythonRollup, RollupSpec
 from gazette_platform.lake.rollups.query_check import (
     QueryCheck,
@@ -45,7 +46,6 @@ from gazette_platform.lake.rollups.query_check import (
     made_by,
     source_columns,
 )
-from gazette_platform.lake.spark import prepare_environment
 from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
@@ -59,15 +59,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.rollups.planning import Sealed
     from gazette_platform.lake.rollups.running import RollupReport
-
-__all__ = [
-    "COMPLETE_CHECK",
-    "ENGINE_RESOURCES",
-    "RollupConfig",
-    "engine_of",
-    "rollup_asset",
-    "rollup_key",
-]
 
 # Keys of the resources of `platform_resources` by engine.
 ENGINE_RESOURCES = {"trino": "trino", "spark": "spark", "python": "spark"}
@@ -84,7 +75,7 @@ class RollupConfig(Config):
 
     force: bool = Field(
         default=False,
-        description="Make all slices anew of what is there; rows whose raw content was pruned are lost.",
+        description="Make all slices again from current content; rows whose raw content was pruned are lost.",
     )
 
 
@@ -225,7 +216,7 @@ def _run(
     is_forced: bool,
     catalog: str,
 ) -> MaterializeResult[None]:
-    """Bring a rollup up to date, and tell of it."""
+    """Bring a rollup up to date, and report it."""
     # Slow to import, and every process that loads definitions loads this module.
     from gazette_platform.lake.rollups.running import RollupRunner  # noqa: PLC0415
 
@@ -240,7 +231,7 @@ def _run(
         mark = ""  # it is asked for again
         report = runner.run(spec)
     if report.is_waiting:
-        mark = ""  # nobody tells when a store is back
+        mark = ""  # no event says when a store is back
     metadata: dict[str, RawMetadataValue] = {
         "slices": len(report.covers.slices),
         "slices_made": len(report.made),
@@ -252,7 +243,7 @@ def _run(
         **lake.table_page(f"{catalog}.{spec.name}"),
         SOURCES_KEY: mark,
     }
-    # The run is committed: what is told of it asks no metastore, which may be away by now.
+    # The run is committed: its report asks no metastore, which may be away by now.
     if report.now is not None and report.now.snapshot is not None:
         metadata |= _table_metadata(spec, report.now, report.now.snapshot)
         metadata |= _lineage_metadata(context, spec, report, report.now)
@@ -327,7 +318,7 @@ def _table_metadata(
 def _lineage_metadata(
     context: AssetExecutionContext, spec: RollupSpec, report: "RollupReport", table: "IcebergTable"
 ) -> "dict[str, RawMetadataValue]":
-    """Which columns of sources each column is made of, as far as the query tells; else nothing, and a warning."""
+    """Column lineage, as far as the query shows it; else nothing, and a warning."""
     if spec.engine == "python":
         return {}
     try:
@@ -337,8 +328,8 @@ def _lineage_metadata(
         origins = column_lineage_apart(spec.sql, spec.engine, report.source_columns)
         return {"dagster/column_lineage": _lineage(spec, table, origins)}
     # Whatever it is: the run is committed, and to fail would only have it repeated.
-    except Exception as err:  # noqa: BLE001  told
-        context.log.warning("%s: which columns it is made of is not told: %s", spec.name, err)
+    except Exception as err:  # noqa: BLE001  reported
+        context.log.warning("%s: its column lineage is not reported: %s", spec.name, err)
         return {}
 
 

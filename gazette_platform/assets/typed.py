@@ -1,9 +1,9 @@
 """Typed tables as assets: each of a spec, with its quarantine and its checks.
 
 A typed table is an asset without partitions, since what a run reads is decided by offsets. Its data version is that of its
-rows, so a run that finds nothing sets nothing behind it going. How it is run is said by its spec: when its raw table has
-changed, or by the clock, by runs of Dagster's; or without end, by a process beside Dagster, of which the sensor `typed`
-tells. Both are told in the same way: see `gazette_platform.assets.typed_events`.
+rows, so a run that finds nothing triggers nothing downstream. How it is run is said by its spec: when its raw table has
+changed, or by the clock, by runs of Dagster's; or without end, by a process beside Dagster, which the sensor `typed`
+says. Both are reported in the same way: see `gazette_platform.assets.typed_events`.
 """
 
 from collections.abc import Iterator
@@ -36,9 +36,7 @@ from gazette_platform.assets.typed_keys import (
 from gazette_platform.assets.typed_runs import look_at_table, run_table
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.typed_spec import TypedSpec
-
-__all__ = ["TypedConfig", "quarantine_asset_spec", "typed_asset"]
+from gazette_platform.lake.spec.typed import TypedSpec
 
 _CHECKS = {
     COMPLETE_CHECK: "Each committed message is a row, or in quarantine, and once.",
@@ -56,7 +54,7 @@ class TypedConfig(Config):
 
     given_up: dict[str, int] = Field(
         default_factory=dict,
-        description="By journal, an offset up to which content is given up that nobody holds: its rows will never be.",
+        description="By journal, an offset up to which missing content is given up: its rows will never exist.",
     )
     begin_anew: dict[str, int] = Field(
         default_factory=dict,
@@ -152,7 +150,7 @@ def _how(spec: TypedSpec) -> str:
     if spec.every_s:
         return (
             f"A process beside Dagster, `gazctl lake run --continuous`, writes it every {spec.every_s:g} s, and a "
-            "sensor tells of it here. It may be materialized, too: whoever is late changes nothing."
+            "sensor reports it here. It may be materialized, too: whoever is late changes nothing."
         )
     if spec.cron:
         return f"It is run when `{spec.cron}` has passed, if the raw table has changed."

@@ -1,9 +1,9 @@
-"""Backfills of typed tables as partitions: those of the raw table, whose rows are made anew when they are materialized.
+"""Backfills of typed tables as partitions: those of the raw table, whose rows are made again when they are materialized.
 
-A typed table itself has no partitions, since runs go by offsets. But what is to be made anew, after a spec was changed or
+A typed table itself has no partitions, since runs go by offsets. But what is to be made again, after a spec was changed or
 rows were lost, is a time of its raw table, which people know and Dagster has partitions of. So each typed table has a second
 asset, of the same partitions. Its partitions are materialized by people, one or a thousand at a time, as often as they like;
-those that never were are no fault.
+those that never were are not a fault.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -28,16 +28,15 @@ from dagster import (
 from pydantic import Field
 
 from gazette_platform.assets.checks import in_lines, result_of
-from gazette_platform.assets.partition_keys import time_partition
-from gazette_platform.assets.raw import table_key, table_partitions
+from gazette_platform.assets.raw import table_key, table_partitions, time_partition
 from gazette_platform.assets.typed_events import COMPLETE_CHECK, complete_evaluation, measured
 from gazette_platform.assets.typed_keys import backfill_key, pool_of
 from gazette_platform.assets.typed_runs import workers_of
 from gazette_platform.errors import TypedFenced
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.aside import home_directory
-from gazette_platform.lake.times import time_of_directory
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.raw.set_aside import home_directory
+from gazette_platform.lake.raw.times import time_of_directory
+from gazette_platform.lake.spec.typed import TypedSpec
 
 if TYPE_CHECKING:
     from dagster import RawMetadataValue
@@ -45,12 +44,10 @@ if TYPE_CHECKING:
     from gazette_platform.client import FragmentListing
     from gazette_platform.lake.typed.runs.backfilling import BackfillReport
 
-__all__ = ["BackfillConfig", "backfill_asset", "fragments_at"]
-
-# Of one run, which makes all of their rows anew in one commit: a day of hours.
+# Of one run, which makes all of their rows again in one commit: a day of hours.
 _PARTITIONS_MAX = 24
 _TEXT = """\
-Backfills of {name}: to materialize a partition makes its rows anew, out of what was appended to {raw} at that time. Rows of \
+Backfills of {name}: to materialize a partition makes its rows again, out of what was appended to {raw} at that time. Rows of \
 it go, and what is committed comes, in one commit, so it may be done any number of times. Nothing has to be materialized here."""
 
 
@@ -59,7 +56,7 @@ class BackfillConfig(Config):
 
     compare_only: bool = Field(
         default=False,
-        description="Make nothing anew: read the journals again, and have the check `complete` say what is lost or "
+        description="Make nothing again: read the journals, and let the check `complete` say what is lost or "
         "there twice.",
     )
 
@@ -151,7 +148,7 @@ def _backfilled(
 def _compared(
     context: AssetExecutionContext, raw: TableSpec, spec: TypedSpec, spark: str
 ) -> AssetCheckResult:
-    """What reading journals again tells, of the run's partitions; if it has none, of all."""
+    """What reading journals again shows, of the run's partitions; if it has none, of all."""
     from gazette_platform.lake.typed.checks.recount import Recounter  # noqa: PLC0415
 
     has_partitions = context.has_partition_key or context.has_partition_key_range
@@ -167,7 +164,7 @@ def _compared(
 
 
 def _metadata(report: "BackfillReport") -> "dict[str, RawMetadataValue]":
-    """What was made anew, as numbers that Dagster plots."""
+    """What was made again, as numbers that Dagster plots."""
     metadata: dict[str, RawMetadataValue] = {
         "rows": report.typed,
         "rows_before": report.typed_before,

@@ -1,8 +1,8 @@
-"""What Dagster is told of a typed table: by runs that it starts, and by the sensor of all that others run.
+"""Dagster's events of a typed table: from runs that it starts, and from the sensor for all other runs.
 
 Everything is taken from what the table says of itself (`gazette_platform.lake.typed.tables.progress`) and from the newest event,
 never from the act of running, as for raw tables. So it is the same for all tables, however they are run; and added up,
-the rows of all events give those of the table, however often something is told.
+the rows of all events give those of the table, however often something is reported.
 """
 
 from __future__ import annotations
@@ -35,27 +35,12 @@ if TYPE_CHECKING:
     from dagster import AssetKey, DagsterInstance, RawMetadataValue
 
     from gazette_platform.lake import TableSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.checks.completeness import Completeness
     from gazette_platform.lake.typed.planning.ranges import Hole
     from gazette_platform.lake.typed.planning.state import Counts, TypedState
     from gazette_platform.lake.typed.runs.lag import Behind
     from gazette_platform.lake.typed.tables.progress import TypedProgress
-    from gazette_platform.lake.typed_spec import TypedSpec
-
-__all__ = [
-    "COMPLETE_CHECK",
-    "FRESH_CHECK",
-    "QUARANTINE_CHECK",
-    "ToldTyped",
-    "complete_evaluation",
-    "fresh_evaluation",
-    "measured",
-    "quarantine_evaluation",
-    "quarantine_materialization",
-    "told_typed",
-    "typed_materialization",
-    "unreadable_evaluation",
-]
 
 COMPLETE_CHECK: Final = "complete"
 QUARANTINE_CHECK: Final = "quarantine"
@@ -76,13 +61,13 @@ class ToldTyped:
     """What the newest event of a table, or of its quarantine, says."""
 
     snapshot: str = ""
-    """Of the newest run that was told; empty: none was."""
+    """Of the newest reported run; empty: none was."""
     rows: int | None = 0
     """None: they were not known."""
 
 
 def told_typed(instance: DagsterInstance, key: AssetKey) -> ToldTyped:
-    """What Dagster was told last. Anybody may report other events, in the UI, say: these are looked past."""
+    """The last report to Dagster. Users may report other events, in the UI, say: these are ignored."""
     for limit in (1, _EVENTS_MAX):
         for record in instance.fetch_materializations(key, limit=limit).records:
             event = record.asset_materialization
@@ -109,7 +94,7 @@ def typed_materialization(
         raw: its raw table.
         spec: of it.
         progress: what it says.
-        told: in the event before.
+        told: in the former event.
         page: metadata with a link to a page of the table, if there is one.
     """
     counts = progress.state.counts
@@ -165,7 +150,7 @@ def quarantine_materialization(
         return None
     return AssetMaterialization(
         asset_key=quarantine_key(spec),
-        description=f"{counted(count, 'record')} of {spec.name} that are no rows",
+        description=f"{counted(count, 'record')} of {spec.name} that are not rows",
         metadata={
             "snapshot": str(progress.snapshot_id),
             "dagster/row_count": count,
@@ -178,7 +163,7 @@ def quarantine_materialization(
 def complete_evaluation(
     spec: TypedSpec, found: Completeness, key: AssetKey | None = None
 ) -> AssetCheckEvaluation:
-    """Red, if a committed message is neither row nor in quarantine, or is there twice.
+    """Red, if a committed message is neither row nor in quarantine, or has two rows.
 
     Args:
         spec: of the table.
@@ -238,9 +223,11 @@ def quarantine_evaluation(spec: TypedSpec, counts: Counts) -> AssetCheckEvaluati
 def fresh_evaluation(
     raw: TableSpec, spec: TypedSpec, found: Behind, now_s: float
 ) -> AssetCheckEvaluation:
-    """Red, if what a store has for a while is no row, or cannot be read."""
+    """Red, if content that a store has for a while is not in rows, or cannot be read."""
     texts = [_hole_text(hole) for hole in found.holes]
-    texts += [f"brokers tell nothing of {name}: {why}" for name, why in found.unreadable.items()]
+    texts += [
+        f"brokers report nothing about {name}: {why}" for name, why in found.unreadable.items()
+    ]
     metadata: dict[str, RawMetadataValue] = {
         "bytes_behind": found.bytes,
         "journals_behind": found.journals,
@@ -251,7 +238,7 @@ def fresh_evaluation(
         if age_s > fresh_within_s(raw, spec):
             since = datetime.fromtimestamp(found.stored_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
             texts.append(
-                f"a store has content of {counted(found.journals, 'journal')} since {since} UTC that is no row: "
+                f"a store has content of {counted(found.journals, 'journal')} since {since} UTC that is not in rows: "
                 f"{_who_runs(spec)}"
             )
     left = f"{found.bytes:,} bytes of {counted(found.journals, 'journal')}"
@@ -305,7 +292,7 @@ def _hole_text(hole: Hole) -> str:
         )
     return (
         f"{hole.journal} stands still before offset {hole.begin}: {hole.kind} up to {hole.end}; it goes on when the "
-        f"bytes are there, or by `--give-up {hole.journal}={hole.end}` of `gazctl lake run`, or `given_up` of a run here"
+        f"bytes exist, or by `--give-up {hole.journal}={hole.end}` of `gazctl lake run`, or `given_up` of a run here"
     )
 
 

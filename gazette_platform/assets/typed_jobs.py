@@ -15,9 +15,7 @@ from gazette_platform.assets.typed_maintenance import (
 )
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.typed_spec import TypedSpec
-
-__all__ = ["typed_definitions"]
+from gazette_platform.lake.spec.typed import TypedSpec
 
 
 def typed_definitions(
@@ -35,11 +33,11 @@ def typed_definitions(
         pairs: raw tables, and the typed ones that are made of them.
         catalog: what Trino calls the catalog that they are in.
         spark: key of Spark's resource; empty: there is none, and runs read and write in their own process.
-        upkeep: who looks after tables; None: nobody can.
+        upkeep: looks after tables; None: there is no engine for it.
     """
     given = list(pairs)
     assets = [typed_asset(raw, spec, catalog=catalog, spark=spark) for raw, spec in given]
-    # Of a table with a key rows are not of single messages, so that no range of them can be made anew.
+    # Of a table with a key rows are not of single messages, so that no range of them can be made again.
     backfills = {
         spec.name: backfill_asset(raw, spec, spark=spark) for raw, spec in given if not spec.key
     }

@@ -21,20 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gazette_platform.lake import TableSpec
-    from gazette_platform.lake.typed_spec import TypedSpec
-
-__all__ = [
-    "TypedSources",
-    "backfill_key",
-    "column_lineage",
-    "column_schema",
-    "fresh_within_s",
-    "maintenance_key",
-    "pool_of",
-    "quarantine_key",
-    "typed_key",
-    "typed_pairs",
-]
+    from gazette_platform.lake.spec.typed import TypedSpec
 
 # What is not a row after that is late, where runs go on without end; three runs may have passed by then.
 _FRESH_S_MIN: Final = 60.0
@@ -124,7 +111,7 @@ def column_lineage(raw: TableSpec, spec: TypedSpec) -> TableColumnLineage:
     """Which column of the raw table each column is made of.
 
     Those of a JSON Schema may be of keys that the raw table has no column of, and those of segments are made of the
-    journal's name, of which a raw table has a column of its own.
+    journal's name, for which a raw table has its own column.
     """
     by_key = {column.key: column.name for column in raw.columns}
     segments = {partition.name: partition.column for partition in raw.partitions}

@@ -1,4 +1,4 @@
-"""The upkeep of typed tables as assets: each night small files are put together, and what nobody names is removed."""
+"""The upkeep of typed tables as assets: each night small files are merged, and unreferenced ones removed."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,8 +17,8 @@ from dagster import (
 
 from gazette_platform.assets.maintenance import MAINTENANCE_POOL
 from gazette_platform.assets.typed_keys import maintenance_key, typed_key
-from gazette_platform.lake.spark import prepare_environment
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.engines.spark import prepare_environment
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -27,17 +27,11 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.typed.checks.maintenance import TypedMaintenance, Upkeep
 
-__all__ = [
-    "UpkeepEngine",
-    "maintenance_asset",
-    "typed_maintenance_schedule",
-]
-
 _JOB = "typed_maintenance"
-# Behind that of rollups, which has one and the same pool.
+# After that of rollups, which shares the pool.
 _CRON = "47 3 * * *"
 _TEXT = """\
-Upkeep of {name} and of its quarantine: small files are put together, snapshots expire, and files that nobody names are \
+Upkeep of {name} and of its quarantine: small files are merged, snapshots expire, and unreferenced files are \
 removed. Runs go on beside it, and progress is never lost. It is materialized each night."""
 
 

@@ -1,4 +1,4 @@
-"""What runs of Dagster's do with a typed table: bring it up to date, look at it, and tell of it."""
+"""What runs of Dagster's do with a typed table: bring it up to date, check it, and report it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -30,8 +30,8 @@ from gazette_platform.assets.typed_events import (
 from gazette_platform.assets.typed_keys import TypedSources, quarantine_key, typed_key
 from gazette_platform.errors import TypedFenced, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.spark import prepare_environment
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.engines.spark import prepare_environment
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 # What the lake does is imported where it is called: it is slow to import, and every process that loads definitions
 # loads this module.
-
-__all__ = ["look_at_table", "run_table", "workers_of"]
 
 # Of one run of Dagster's. Each publishes, and the next one reads what it has left.
 _RUNS_MAX = 1000
@@ -67,8 +65,8 @@ def run_table(
         context: of the run.
         raw: the raw table.
         spec: of the typed one.
-        given_up: by journal, an offset up to which a person has given up what nobody holds.
-        begin_anew: by journal that was made again, the offset from which a person has it read.
+        given_up: by journal, an offset up to which a person has given up missing bytes.
+        begin_anew: by recreated journal, the offset from which a person wants it read.
         spark: key of Spark's resource; empty: there is none.
         catalog: what Trino calls the catalog of the table.
     """
@@ -86,7 +84,7 @@ def run_table(
         reports = list(_runs(context, run))
     last = reports[-1]
     if _is_waiting(last):
-        mark = ""  # nobody tells when it is back
+        mark = ""  # no event says when it is back
     metadata: dict[str, RawMetadataValue] = {}
     progress = progress_of_table(tables, spec)
     if progress is not None:
@@ -157,7 +155,7 @@ def _runs(context: AssetExecutionContext, run: Callable[[], "RunReport"]) -> "It
 
 
 def _is_waiting(report: "RunReport") -> bool:
-    """Whether something may come back of which no event of the raw table will tell."""
+    """Whether something may come back without an event of the raw table."""
     from gazette_platform.lake.typed.planning.ranges import HoleKind  # noqa: PLC0415
 
     is_missing = any(hole.kind is HoleKind.MISSING for hole in report.holes)

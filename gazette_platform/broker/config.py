@@ -64,7 +64,7 @@ class BrokerConfig(ServerConfig):
     """Map every store to ``file:///``; needs `file_root`."""
 
     stores_allowed: tuple[str, ...] = ()
-    """URLs of which a journal's stores must be one, or lie below one; empty: any store."""
+    """Allowed stores of journals: these URLs, or any below one; empty: any store."""
 
     max_append_rate: int = 0
     """Cap on the rates that specs set for appends, in bytes per second; 0: no cap.

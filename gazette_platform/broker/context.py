@@ -64,10 +64,10 @@ class BrokerContext:
     readers: Executor
     """Threads for what readers wait for: reading spools and decompressing."""
     compressors: Executor
-    """Threads for compression, which nobody waits for."""
+    """Threads for compression, which no call waits for."""
     tasks: TaskGroup
     faults: Faults
-    """Told of unforeseen errors by the code that contained them."""
+    """Counts unforeseen errors for the code that contained them."""
     metrics: BrokerMetrics
     auth: Authenticator
     """Verifies the tokens of calls."""

@@ -8,7 +8,7 @@ A primary that has brought the brokers of its route into step may take appends
 
     if one of them is a holder         all of them have its content, and are the holders from then on
     if there is no record              the journal is new, or was served by Gazette's brokers
-    if the former holders let go       appends go on behind the head that they noted
+    if the former holders let go       appends continue after the head that they noted
     if they noted the head             the spec and the record agree that nothing was appended since
     if an operator says so             `gazctl journals reset-head` gives up what only others hold
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _VERSION: Final = 1
-# How many epochs the record remembers of which a tenure may hold content that is in no store. A tenure
+# How many epochs the record remembers whose content a tenure may hold that is in no store. A tenure
 # whose content is stored, or set aside, is taken out by its broker (see `settled`), so only those of lost
 # disks stay. Some 100 bytes each: etcd takes 1.5 MB at most.
 _PAST_MAX: Final = 1000
@@ -83,7 +83,7 @@ class EpochRecord:
     """Oldest first."""
     released: Released | None = None
     is_wanted: bool = False
-    """Whether somebody waits for a holder that is not in the journal's route."""
+    """Whether appends wait for a holder that is not in the journal's route."""
     saved: Released | None = None
     """The end and the registers that holders which are not whole know of, once an operator gives up the rest."""
 
@@ -135,7 +135,7 @@ class EpochRecord:
 
 
 def _without(past: Iterable[Past], tenures: Collection[str]) -> tuple[Past, ...]:
-    """Epochs without these tenures, and without those that nobody else was a holder in."""
+    """Epochs without these tenures, and without those that had no other holder."""
     left = (
         Past(tuple(one for one in epoch.holders if one.tenure not in tenures), epoch.end)
         for epoch in past
@@ -193,7 +193,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Write this record; None: delete the one that is there."""
+    """Write this record; None: delete the existing one."""
 
     record: EpochRecord | None
 
@@ -218,7 +218,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Doubled:
-    """Take no appends: these brokers go on with copies of one spool, and nobody knows which has more."""
+    """Take no appends: these brokers continue copies of one spool, and which has more is unknown."""
 
     holders: tuple[Holder, ...]
 
@@ -264,7 +264,7 @@ def claim(
     decision = _claim(record, create_revision, holders, end, noted_head, is_reset=is_reset)
     is_refused = isinstance(decision, Await | Doubled)
     if noted_head is not None and end < noted_head and not is_refused:
-        # The spools go there before the claim. If somebody then applied a spec without that offset,
+        # The spools go there before the claim. If an operator then applied a spec without that offset,
         # appends would begin where content already is.
         return GoOn(noted_head, None)
     return decision
@@ -293,7 +293,7 @@ def _claim(  # noqa: PLR0911  one per condition
 ) -> Held | Claim | Await | Doubled:
     """As `claim`, of brokers that are not before any head that is known."""
     if holders is None:
-        # From `end` on nobody records who holds what. What former holders have before it stays valid.
+        # From `end` on there is no record of holders. What former holders have before it stays valid.
         if record is None or not (record.holders or record.released):
             return Held()
         return Claim(record._next((), end))  # noqa: SLF001
@@ -314,8 +314,8 @@ def _claim(  # noqa: PLR0911  one per condition
         # An operator gives up what lies behind `end`, whoever held it: other content takes its place.
         past = tuple(replace(one, end=min(one.end, end)) for one in record.past)
         return Claim(replace(record, past=past)._next(ours, end, kept))  # noqa: SLF001
-    # One holder of before is enough: each of them has all that was acknowledged, since an append is answered only when
-    # all of the route have it. Without any of them nobody knows whether more was acknowledged than is here.
+    # One former holder is enough: each has all that was acknowledged, since an append is answered only when
+    # all of the route have it. Without any of them it is unknown whether more was acknowledged than is here.
     has_heir = any(one.tenure in tenures for one in record.holders)
     is_covered = (
         released is not None and noted_head is not None and noted_head <= released.head == end
@@ -395,7 +395,7 @@ def announce(
     """The record once a holder is about to store its content, and to let go of the journal then.
 
     Holders have different ends if appends were never acknowledged, and an operator may give up what
-    they have. Whoever goes on from now on does so behind this holder's end: what it stores would
+    they have. A broker that continues from now on does so after this holder's end: what it stores would
     contradict other content there.
 
     Args:
@@ -433,7 +433,7 @@ def save(
 def settled(record: EpochRecord | None, tenure: str, *, create_revision: int) -> EpochRecord | None:
     """The record once all content of a tenure that was a holder is stored, or set aside.
 
-    Nobody else can prove that. So a tenure stays in the record, however many epochs go by, until its
+    No other broker can prove that. So a tenure stays in the record, however many epochs go by, until its
     broker has come back.
 
     Returns: None: the record stays as it is.

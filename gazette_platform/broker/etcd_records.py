@@ -49,7 +49,7 @@ def testimonies_prefix(prefix: str, suspect: ProcessId, create_revision: int) ->
 
 
 def testimony_key(prefix: str, suspect: ProcessId, create_revision: int, witness: ProcessId) -> str:
-    """Key by which `witness` says that this instance of `suspect` refuses connections."""
+    """Key with which `witness` says that this instance of `suspect` refuses connections."""
     base = testimonies_prefix(prefix, suspect, create_revision)
     return f"{base}{witness.name}"
 
@@ -70,7 +70,7 @@ def own_members_prefix(prefix: str) -> str:
 
 
 def own_member_key(prefix: str, member: ProcessId) -> str:
-    """Key by which a member says that it is a broker of this project."""
+    """Key with which a member says that it is a broker of this project."""
     return f"{own_members_prefix(prefix)}{member.name}"
 
 
@@ -80,7 +80,7 @@ def storing_prefix(prefix: str) -> str:
 
 
 def storing_key(prefix: str, broker: ProcessId, lease: int) -> str:
-    """Key by which a leaving broker says, under this lease, that it still stores what it holds."""
+    """Key with which a leaving broker says, under this lease, that it still stores what it holds."""
     return f"{storing_prefix(prefix)}{broker.name}#{lease:x}"
 
 
@@ -185,7 +185,7 @@ async def held_journals(
     Args:
         etcd: where the records are.
         prefix: of the brokers' keys.
-        journals: of which it is asked; may change meanwhile.
+        journals: those it is asked about; may change meanwhile.
 
     Returns: ids of tenures by journal.
     Raises: EtcdError.

@@ -1,4 +1,4 @@
-"""The process of a broker: from its start until it was told to leave, or failed."""
+"""The process of a broker: from its start until it has to leave, or fails."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ _MISSING_ID = ProcessId("local-BrokerSpec", "missing-from-Etcd")
 class Membership:
     """Our place in the cluster, as etcd and our own clock have it.
 
-    It tells a broker that others took its place, before it commits or acknowledges an append. A
+    It shows a broker that others took its place, before it commits or acknowledges an append. A
     process that was stopped until its lease ended sees that by its own clock; one whose lease was
     revoked sees it in its mirror of etcd. If a journal has several replicas, these refuse as well,
-    unless they were stopped together with their primary. With one replica there is nobody else to ask.
+    unless they were stopped together with their primary. With one replica there is no other broker to ask.
 
     Attributes:
         id: ours, whether we are a member or not.
@@ -57,5 +57,5 @@ class Membership:
             return "the lease of this broker has run out"
         member = self._state.members.get(self.id)
         if member is None or member.lease != lease.id:
-            return "this broker is no member of its cluster any more"
+            return "this broker is no longer a member of its cluster"
         return ""

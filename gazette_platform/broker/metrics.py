@@ -64,7 +64,7 @@ class BrokerMetrics:
 
         self.unforeseen = Counter(
             "gazette_platform_unforeseen_errors",
-            "Errors that nobody foresaw, by the kind of thing that each ended.",
+            "Unforeseen errors, by the kind of thing that each ended.",
             ("kind",),
             registry=self.registry,
         )

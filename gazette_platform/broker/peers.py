@@ -54,7 +54,7 @@ _MESSAGE_BYTES_MAX = 1 << 30
 
 # In the text of the error with which a server ends a connection, and all calls on it, because of
 # pings without data between them. Our servers take any number. Those of Go take two in five minutes,
-# unless they are told otherwise.
+# by default.
 _TOO_MANY_PINGS = "too many pings"
 
 
@@ -286,7 +286,7 @@ class PeerCall:
         return channel.call(self.method, kind, (*metadata, *told), request)
 
     def failed(self, err: RpcFailed, *, is_begun: bool = True) -> PeerFailed:
-        """The error of a call that failed by `err`. Tells the observer of failures, too."""
+        """The error of a call that failed by `err`. Notifies the observer of failures, too."""
         self.peers.on_failure(self.endpoint, err.text)
         return PeerFailed(err, self.endpoint, is_begun=is_begun)
 
@@ -379,7 +379,7 @@ class Sender:
 
 
 TENURE: Final = "gazette-platform-tenure"
-"""Metadata of Replicate by which brokers of this project tell each other their holding of the journal,
+"""Metadata of Replicate with which brokers of this project report their holding of the journal to each other,
 if that survives their process; else it is empty. Those of Gazette neither send it nor look at it."""
 
 _REPLICATE = "/protocol.Journal/Replicate"
@@ -412,7 +412,7 @@ class PeerStream(Protocol):
         ...
 
     async def done_writing(self) -> None:
-        """Tell the peer that nothing more comes. Raises: RpcFailed: the stream broke."""
+        """Signal the peer that nothing more comes. Raises: RpcFailed: the stream broke."""
         ...
 
     def cancel(self) -> None:
@@ -428,7 +428,7 @@ def open_replicate(
     Args:
         tenure: our holding of the journal.
 
-    Raises: RpcFailed: nobody knows where the peer is.
+    Raises: RpcFailed: the peer's address is unknown.
     """
     if not endpoint:
         raise RpcFailed(Code.UNAVAILABLE, f"broker {str(peer).strip()} has no endpoint in etcd")

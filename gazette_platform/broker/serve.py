@@ -83,7 +83,7 @@ _NOTICED_S = 3.0
 # Seconds for RPCs that are under way when the process leaves.
 _GRACE_S = 15.0
 
-# Seconds for telling etcd that this process leaves, before others could find its port closed.
+# Seconds to announce in etcd that this process leaves, before others could find its port closed.
 _SAY_S = 5.0
 _STORING_S = 2.0
 
@@ -393,7 +393,7 @@ class Broker:
     ) -> JournalSpec | None:
         item = space.state.items.get(journal)
         if item is None or item.create_revision > create_revision:
-            return None  # deleted, and maybe made again: offsets begin anew there
+            return None  # deleted, and maybe recreated: offsets restart there
         return item.spec
 
     def _make_replica(self, journal: str, create_revision: int, is_primary: bool) -> Replica:  # noqa: FBT001
@@ -464,7 +464,7 @@ class Broker:
             stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
             await self._departure.step(self._limit_s, "closing journals", self._resolver.close())
             await self._departure.step(2 * _GRACE_S, "finishing calls", stopping)
-            self._context.membership.give_up("this broker leaves")  # nobody waits for the rest
+            self._context.membership.give_up("this broker leaves")  # no caller waits for the rest
             left = await self._persist()
             await self._note_heads(self._held())
             await self._departure.step(_GRACE_S, "tidying up spools", self._tidy_up())
@@ -509,7 +509,7 @@ class Broker:
             left.extend(await self._persister.drain(timeout_s=timeout_s))
 
         if not await self._departure.step(None, "persisting", persist(self._limit_s)):
-            await persist(0.0)  # we were told to hurry: this only tells what is left
+            await persist(0.0)  # we have to hurry: this only says what is left
         for replica in self._resolver.unclosed:
             left.extend(replica.spool.unfinished())
         return left
@@ -535,7 +535,7 @@ class Broker:
         await member.give_back(self._lease)
 
     async def _tidy_up(self) -> None:
-        """Let go of what is stored, so that nobody waits for us to come back."""
+        """Let go of what is stored, so that no journal waits for us to come back."""
         try:
             await self._leftovers.settle_all(is_leaving=True)
         except EtcdError as err:
@@ -550,7 +550,7 @@ class Broker:
         """Stop serving after a failure, let others take over, and persist what is here.
 
         Persisting may take long, and others need not wait for it. If etcd fails for longer than a lease,
-        all brokers end up here at once, and nobody else has what they hold.
+        all brokers end up here at once, and no other broker has what they hold.
 
         Returns: fragments that could not be persisted within the drain timeout.
         """

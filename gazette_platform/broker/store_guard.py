@@ -88,7 +88,7 @@ class StoreGuard:
         state: of the key space.
         allowed: URLs; a store must be one of them or lie below one; empty: any store.
         file_only: whether every URL means the file root.
-        faults: told of unforeseen errors, each of which concerns one journal.
+        faults: counts unforeseen errors; each concerns one journal.
 
     Raises: ValidationError: an URL of `allowed` is not one of a store.
     """
@@ -131,7 +131,7 @@ class StoreGuard:
             problem = str(err)
         except Exception as err:  # noqa: BLE001  reported; other journals are looked at all the same
             self._faults.report("journal", f"{journal}: its stores are not used", err)
-            problem = "where they lie is not known, by an error that the log tells"
+            problem = "where they lie is not known, by an error in the log"
         postfix = spec.fragment.path_postfix_template
         self._known[journal] = _Known(stores, postfix, create_revision, places, problem)
         for place in places:
@@ -173,7 +173,7 @@ class StoreGuard:
                 if (self._known[other].create_revision, other) < own:
                     # The caller may not know of the other journal, so only the log names it.
                     _log.error("%s would be stored at %s, as is %s", journal, place, other)
-                    return f"{place} overlaps the folder of an older journal (the log tells which)"
+                    return f"{place} overlaps the folder of an older journal (the log names it)"
         return ""
 
     # --------------------------------------------------------------------------------- at Apply

@@ -16,7 +16,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def _spare_loopback_proxies() -> None:
-    # What http_proxy names is there for other machines, and a platform's servers are on this one:
+    # http_proxy is for other machines, and a platform's servers are on this one:
     # programs that this one starts, and libraries in it, are to ask them directly.
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if given.strip() != "*":

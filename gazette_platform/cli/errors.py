@@ -28,6 +28,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 _EXIT_USAGE = 2
 
 _TRACE_VARIABLE = "GAZETTE_TRACEBACK"
+_START_CONSUMER = "start your consumer, or give its address with --consumer.address"
 
 
 def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
@@ -51,7 +52,7 @@ def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
 
 def _discard_output() -> None:
     """Point stdout elsewhere, or the interpreter complains at exit of what it cannot write."""
-    with contextlib.suppress(OSError):  # a stdout that is no file has nothing to complain of
+    with contextlib.suppress(OSError):  # a stdout that is not a file has no error to report
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -85,7 +86,9 @@ def _fail_with(prog: str, error: BaseException) -> int:
     if isinstance(error, LakeError):
         return _fail(prog, "; ".join([one_line(str(error)), *_away()]))
     if isinstance(error, TransportError) and platforms.DEFAULT_BROKER in str(error):
-        return _fail(prog, f"{one_line(str(error))}; {platforms.advice(os.environ)}")
+        is_consumer = f"consumer {platforms.DEFAULT_BROKER}" in str(error)
+        step = _START_CONSUMER if is_consumer else platforms.advice(os.environ)
+        return _fail(prog, f"{one_line(str(error))}; {step}")
     if isinstance(error, GazetteError):
         return _fail(prog, with_advice(one_line(str(error))))
     if isinstance(error, OSError):

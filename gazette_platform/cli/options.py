@@ -16,12 +16,10 @@ import typer
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import format_duration, parse_duration
-from gazette_platform.serving.config import Wire
+from gazette_platform.serving.config import ServerConfig, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from gazette_platform.serving.config import ServerConfig
 
 
 class ListenAddress(str):

@@ -19,7 +19,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
-        # As texts: a part of a cell in brackets is no markup.
+        # As texts: a part of a cell in brackets is not markup.
         table = Table()
         for column in columns:
             table.add_column(Text(column))
@@ -60,7 +60,7 @@ def writing(name: str) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Tell something to the person at the terminal, on stderr."""
+    """Print a line for the person at the terminal, on stderr."""
     print(printable(text), file=sys.stderr, flush=True)
 
 

@@ -273,7 +273,28 @@ def lazy_group(
             super().__init__(*args, **kwargs)
             self.commands = _Commands(package, commands)
 
+        @override
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            if args[0] not in self.commands and (meant := _meant(args[0], self.commands)):
+                suggested = ", ".join(f"'{ctx.command_path} {each}'" for each in meant)
+                ctx.fail(f"No such command '{args[0]}'. Did you mean {suggested}?")
+            return super().resolve_command(ctx, args)
+
     return LazyGroup
+
+
+# What other programs call our commands.
+_WORDS = {"start": "up", "stop": "down", "ps": "status"}
+
+
+def _meant(word: str, commands: Mapping[str, Any]) -> list[str]:
+    """Commands for one that does not exist: of that name in a group, or ours for what others call so."""
+    found = [
+        f"{name} {word}"
+        for name, group in commands.items()
+        if isinstance(group, core.TyperGroup) and word in group.commands
+    ]
+    return found + [each for each in (_WORDS.get(word),) if each in commands]
 
 
 class _Commands(dict[str, Any]):

@@ -94,7 +94,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         # They bring the stores and the index of brokers along, which most users never read from.

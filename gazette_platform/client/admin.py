@@ -49,7 +49,7 @@ _FLUSH: Final = UnaryMethod(
     capability=Capability.APPEND,
     needs_primary=True,
 )
-# How often we look at a journal of a Go broker, which does not tell when it has flushed.
+# How often we look at a journal of a Go broker, which does not report when it has flushed.
 _POLL_S = 0.25
 
 
@@ -88,7 +88,7 @@ async def flush_journal(transport: Transport, journal: str, *, timeout_s: float)
 def _late(what: str, timeout_s: float) -> TransportError:
     return TransportError(
         f"{what}: not all is in the store within {timeout_s:g} s (`gazctl journals store-health` "
-        "tells how the store is, the log of the journal's broker what failed; brokers go on trying)"
+        "shows the state of the store, the log of the journal's broker the failure; brokers keep trying)"
     )
 
 
@@ -177,7 +177,7 @@ async def reset_head(
     """Let appends go on, unless brokers are awaited; see `AsyncClient.reset_head`.
 
     Args:
-        dry_run: only tell how it is.
+        dry_run: only report the state.
         give_up: do it even if brokers are awaited.
 
     Returns: how it was before, and the head of now.
@@ -270,7 +270,7 @@ async def check_store(
 async def refused_stores(transport: Transport, stores: Sequence[str]) -> dict[str, str]:
     """Fragment stores that no journal can be kept in, however long one waits, each with the reason.
 
-    Brokers open no connection for it. Of Gazette's own, which have no such call, none is told.
+    Brokers open no connection for it. Gazette's own have no such call, so they add none.
 
     Cancellation: safe.
     """

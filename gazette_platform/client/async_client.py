@@ -157,7 +157,7 @@ class AsyncClient(AsyncClosing):
         Returns: revision of etcd after the last transaction.
 
         Raises:
-            EtcdTransactionFailed: somebody has changed a journal since.
+            EtcdTransactionFailed: another caller has changed a journal since.
             ValidationError: a change is invalid.
             TransportError: whether it was applied is unknown.
 
@@ -284,7 +284,7 @@ class AsyncClient(AsyncClosing):
             on_jump: what to do about content that is gone.
             min_revision: as for `append`. What this client itself has applied is known to every
                 broker that answers it.
-            from_savepoint: name of a savepoint that tells the first byte, instead of `offset`. The
+            from_savepoint: name of a savepoint with the first byte, instead of `offset`. The
                 reader raises `SavepointNotFound` if there is none, or it says nothing of the journal.
             created: of the journal that `offset` belongs to, as its listing has it. The reader raises
                 `JournalReplaced` if another journal has the name now, or later while it reads; 0: not known.
@@ -323,7 +323,7 @@ class AsyncClient(AsyncClosing):
     async def write_heads(self, journals: Sequence[JournalListing]) -> dict[str, int]:
         """As `write_head`, of many journals that were listed, by their names; some are asked at a time.
 
-        Of journals that are fully suspended the listing tells it: no broker serves them.
+        The listing has the head of fully suspended journals: no broker serves them.
 
         Raises: as `write_head`, for the first that fails, which ends all. Cancellation: safe.
         """
@@ -366,7 +366,7 @@ class AsyncClient(AsyncClosing):
         return [fragment async for page in pages for fragment in page.fragments]
 
     async def reset_head(self, journal: str, *, give_up: bool = False) -> int:
-        """Let appends go on behind all that is stored, when brokers that held more do not come back.
+        """Let appends continue after all that is stored, when brokers that held more do not come back.
 
         What only those brokers hold is given up. If they come back, they set it aside.
 
@@ -410,7 +410,7 @@ class AsyncClient(AsyncClosing):
             try:
                 await self.append(journal, b"", offset=head, suspend=AppendSuspend.SUSPEND_KEEP)
             except (IndexHasGreaterOffset, WrongAppendOffset):
-                # Somebody has appended meanwhile, or the broker gave its head before it had listed
+                # Another client has appended meanwhile, or the broker gave its head before it had listed
                 # the store, which it has done by now.
                 if attempt == _RESET_ATTEMPTS:
                     raise

@@ -18,7 +18,7 @@ Metadata = tuple[tuple[str, str], ...]
 _LIFETIME_S = {Capability.APPLY: 60}
 _LIFETIME_DEFAULT_S = 3600
 
-# A token is made anew when half of its life is over: no call begins with one that is about to
+# A token is replaced when half of its life is over: no call begins with one that is about to
 # expire, and a long read that ends with its token goes on with another.
 _RENEW_AT = 0.5
 

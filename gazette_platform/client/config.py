@@ -44,7 +44,7 @@ class ClientConfig:
     """Journals whose brokers are remembered and dialed directly; 0 lets brokers proxy each call."""
 
     route_cache_ttl_s: float = 60.0
-    """Seconds after which a remembered route is asked for anew."""
+    """Seconds after which a remembered route is resolved again."""
 
     connect_timeout_s: float = 4.0
     """Seconds to keep trying when no broker was ever reached, before an error says so."""
@@ -61,7 +61,7 @@ class ClientConfig:
     keepalive_s: float = 10.0
     """Seconds between HTTP/2 pings while calls are open; a dead peer is noticed within twice that.
 
-    One that minds being pinged so often, as Gazette's brokers do unless told otherwise, ends a
+    One that objects to such frequent pings, as Gazette's brokers do by default, ends a
     connection once, and is pinged every 310 s from then on.
     """
 

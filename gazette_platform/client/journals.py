@@ -112,7 +112,7 @@ async def watch_journals(
 ) -> AsyncGenerator[ListSnapshot, None]:
     """The journals that match, now and after every change, for as long as it is iterated.
 
-    Broken watches are resumed at the revision of the last snapshot, so that none is told twice.
+    Broken watches are resumed at the revision of the last snapshot, so that none is reported twice.
     Cancellation: safe; ends the RPC.
     """
     patience = transport.patience()
@@ -151,7 +151,7 @@ async def watch_journals(
 
 
 def _decoded(raw: bytes, before: Sequence[pb.ListResponse]) -> pb.ListResponse:
-    """The message of a snapshot that comes behind those `before`.
+    """The message of a snapshot that follows those `before`.
 
     Each is checked as it comes: a long listing checked at once would hold up the event loop.
     """
@@ -248,7 +248,7 @@ async def apply_changes(
     """
     size = batch_size or max(1, len(changes))
     revision = 0
-    # An empty list of changes is sent too: it validates that the broker is there.
+    # An empty list of changes is sent too: it validates that the broker answers.
     for begin in range(0, max(1, len(changes)), size):
         revision = await _apply_once(transport, changes[begin : begin + size])
     return revision

@@ -25,7 +25,7 @@ class LoopThread:
     """Runs coroutines for any number of threads. In a forked child it is closed: make it after the fork.
 
     Attributes:
-        closed_why: what to tell callers, once it is closed.
+        closed_why: the reason for callers, once it is closed.
     """
 
     def __init__(self, name: str) -> None:

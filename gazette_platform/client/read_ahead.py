@@ -100,7 +100,7 @@ class ReadAhead:
         return self._executor
 
     def submit(self, job: Callable[[], None]) -> bool:
-        """Have a thread do `job`. Returns: False: closed, it is not done."""
+        """Run `job` in a thread. Returns: False: closed, so it does not run."""
         try:
             self.executor.submit(job)
         except (RuntimeError, TransportError):  # the former if it is closed at this moment
@@ -210,7 +210,7 @@ class FragmentStream:
     async def next(self) -> bytes | None:
         """The next piece; None at the end, when all was found to be right.
 
-        Raises: ObjectNotFound, StoreError, DataError, ChecksumMismatch; behind what could be read.
+        Raises: ObjectNotFound, StoreError, DataError, ChecksumMismatch; after what could be read.
         Cancellation: safe; no content is lost.
         """
         while True:
@@ -249,7 +249,7 @@ class FragmentStream:
             if self._is_fetching or self._is_closed or self._is_fetched:
                 return
             self._is_fetching = True
-        self._pool.submit(self._fetch_file)  # if it is closed, all were told
+        self._pool.submit(self._fetch_file)  # if it is closed, all have the error
 
     def close(self, why: Exception | None = None) -> None:
         """End all that is done for it; whoever waits sees the end, or gets the error `why`."""
@@ -279,7 +279,9 @@ class FragmentStream:
         try:
             while self._may_go_on():
                 if steps == 0:
-                    if not self._pool.submit(self._fetch_file):  # it is closed, and all were told
+                    if not self._pool.submit(
+                        self._fetch_file
+                    ):  # it is closed, and all have the error
                         self._close_file()
                     return
                 steps -= 1
@@ -464,7 +466,7 @@ class FragmentStream:
         """Under the lock."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
-            with contextlib.suppress(RuntimeError):  # its loop has ended, so nobody waits
+            with contextlib.suppress(RuntimeError):  # its loop has ended, so no caller waits
                 self._loop.call_soon_threadsafe(_set, waiter)
 
 

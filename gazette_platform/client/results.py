@@ -58,7 +58,7 @@ class AppendResult:
     begin: int
     """First byte, as an offset of the journal."""
     end: int
-    """Behind the last byte."""
+    """Offset after the last byte."""
     sha1: bytes
     """SHA-1 of the appended bytes, 20 bytes; zeros for an empty append."""
     registers: LabelSet
@@ -136,7 +136,7 @@ class HeadState:
     head: int
     """Byte offset."""
     is_refused: bool
-    """Whether appends are refused. Gazette's brokers do not tell: then it is False."""
+    """Whether appends are refused. Gazette's brokers do not say: then it is False."""
     awaited: tuple[AwaitedBroker, ...] = ()
     """Each of them holds all that was acknowledged, which may be more than is stored. What only they
     hold behind `head` is lost to the journal if its head is reset before one of them is back."""

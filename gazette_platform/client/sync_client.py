@@ -69,7 +69,7 @@ class SyncReader(io.RawIOBase):
 
     @property
     def write_head(self) -> int:
-        """End of the journal as last told by a broker."""
+        """End of the journal, by a broker's latest answer."""
         return self._reader.write_head
 
     @override

@@ -59,9 +59,9 @@ _HEADERS_MAX = 1024
 # Seconds before each retry, as of Gazette's clients, but that it is asked each second for some ten
 # seconds: so long it takes a broker that was killed to be started again, and to be where it was.
 _RETRIES_S = (0.05, 0.05, 0.1, 0.1, *([1.0] * 12), 5.0)
-# A stream that told nothing counts as a success all the same if it lived for so many seconds.
+# A stream that sent nothing counts as a success all the same if it lived for so many seconds.
 _STEADY_S = 5.0
-# Seconds of trying after which whoever waits is told for what: a broker that is only started again, or
+# Seconds of trying after which a log line says what is awaited: a broker that is only started again, or
 # hands over, is back before.
 _SILENT_S = 5.0
 # Seconds after an apply in which calls ask brokers to know of it, which they mostly do in milliseconds.
@@ -201,7 +201,7 @@ class Patience:
 
     The time of trying begins with the first failure since the last progress. Progress is content, or a
     stream that waited for content for a while: so a reader that was idle for hours is as patient as a
-    new one. That a broker takes a call, or ends it in order, is no progress: it may do so for ever.
+    new one. A broker that takes a call, or ends it in order, makes no progress: it may do so for ever.
     """
 
     def __init__(self, transport: Transport, timeout_s: float | None) -> None:

@@ -60,7 +60,7 @@ _LIST: Final = "/protocol.Journal/List"
 _READ: Final = "/protocol.Journal/Read"
 _SWEEP_S: Final = 30.0
 # A server that minds pings without data between them ends the connection with an error that has these
-# words. Our brokers allow a ping a second. Gazette's, unless told otherwise, allow one in five minutes:
+# words. Our brokers allow a ping a second. Gazette's allow by default one in five minutes:
 # whoever has complained is pinged as seldom as that.
 _TOO_MANY_PINGS: Final = "too many pings"
 _SELDOM_S: Final = 310.0
@@ -142,7 +142,7 @@ def call_error(err: RpcFailed, endpoint: str, what: str, *, peer: str = "broker"
 
 
 def minds_pings(err: RpcFailed) -> bool:
-    """Whether the broker ended a call, one of whose errors this is, because we ping too often."""
+    """Whether the broker ended the call of this error because we ping too often."""
     return _TOO_MANY_PINGS in err.text.lower().replace("_", " ")
 
 
@@ -157,7 +157,7 @@ def decoded(
 
     Args:
         validate: raises ValidationError if the response breaks a rule. It is not asked about statuses
-            that we do not know: their rules are those of a later broker, and the caller is told its
+            that we do not know: their rules are those of a later broker, and the caller gets its
             number.
         peer: who answered.
 
@@ -212,7 +212,7 @@ class Wire:
     async def connected(self) -> bool:
         """Wait until there is a connection, or making one has failed. Cancellation: safe.
 
-        Calls do not tell: one that waits at the head of a journal is silent.
+        Calls do not show it: one that waits at the head of a journal is silent.
         """
         return await self.channel.connected()
 

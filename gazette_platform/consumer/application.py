@@ -9,7 +9,7 @@
 
 One object serves all shards of a process. Callbacks of one shard never run at the same time, those of
 several shards do. They may come again for the same message, after a failure: only what a transaction
-commits, in its store and by its publisher, is there once. What a callback raises fails the shard.
+commits, in its store and by its publisher, happens once. What a callback raises fails the shard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar, final
 
-from gazette_platform.consumer.shard import Progress
+from gazette_platform.consumer.shard.transaction import Progress
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, ValidationError
 from gazette_platform.message import JsonFraming, ProtoFraming, framing_of_labels
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
     from gazette_platform.consumer.publisher import TransactionPublisher
     from gazette_platform.consumer.recoverylog import FsmHints, Recorder
-    from gazette_platform.consumer.service import ConsumerPeers, ShardResolver
+    from gazette_platform.consumer.service.peers import ConsumerPeers
+    from gazette_platform.consumer.service.resolver import ShardResolver
     from gazette_platform.message import Envelope, ReplayRange
     from gazette_platform.message.framing import Unframing
     from gazette_platform.ops.faults import Faults
@@ -75,7 +76,7 @@ class ServingProcess(Protocol):
     tasks: TaskGroup
     """Owns what runs as long as the process does."""
     faults: Faults
-    """Told of errors that nobody foresaw, and that end a call only."""
+    """Counts unforeseen errors that end a call only."""
     stopping: asyncio.Event
     """Set once it leaves: calls that take long should end."""
 
@@ -165,7 +166,7 @@ class Application(ABC, Generic[StoreT, MessageT]):
         """
 
     def init(self, process: ServingProcess) -> Awaitable[None] | None:  # noqa: ARG002  to be overridden
-        """The process starts, and is no member of its group yet: add services and pages to it."""
+        """The process starts, and is not a member of its group yet: add services and pages to it."""
         return None
 
     def framing(self, journal: JournalSpec) -> Unframing[MessageT]:
@@ -195,7 +196,7 @@ class Application(ABC, Generic[StoreT, MessageT]):
     ) -> Awaitable[None] | None:
         """Consume one message, which is committed.
 
-        ACKs come as well, behind what they commit: their flags are `Flags.ACK_TXN`, and their content
+        ACKs come as well, after what they commit: their flags are `Flags.ACK_TXN`, and their content
         means nothing.
 
         Raises: DeferToNextTransaction: not in this transaction.
@@ -262,7 +263,7 @@ class Application(ABC, Generic[StoreT, MessageT]):
         store: StoreT,  # noqa: ARG002
         offsets: Mapping[str, int],
     ) -> Mapping[str, int]:
-        """What somebody has to wait for who wants all before `offsets` to be consumed.
+        """What to wait for until all before `offsets` is consumed.
 
         Override it with `read`, if the offsets that others know are not those of the messages.
         """
@@ -272,7 +273,7 @@ class Application(ABC, Generic[StoreT, MessageT]):
 def raised_by(
     application: Application[Any, Any], callback: str, error: Exception
 ) -> ApplicationFailed:
-    """What a program ends with when a callback raises something that is no error of ours."""
+    """What a program ends with when a callback raises something that is not an error of ours."""
     return ApplicationFailed(
         f"{type(application).__name__}.{callback} raised {type(error).__name__}: {error} "
         "(GAZETTE_TRACEBACK=1 shows where)"

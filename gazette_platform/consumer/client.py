@@ -258,7 +258,7 @@ class ShardClient(AsyncClosing):
         Returns: revision of etcd after the last transaction.
 
         Raises:
-            EtcdTransactionFailed: somebody has changed a shard since.
+            EtcdTransactionFailed: another caller has changed a shard since.
             ValidationError: a change is invalid.
             TransportError: whether it was applied is unknown.
 
@@ -269,7 +269,7 @@ class ShardClient(AsyncClosing):
         validate_shard_apply_request(shard_apply_request(changes, primary_hints))
         size = batch_size or max(1, len(changes))
         revision = 0
-        # An empty list of changes is sent too: it shows that the group is there.
+        # An empty list of changes is sent too: it shows that the group exists.
         for begin in range(0, max(1, len(changes)), size):
             part = changes[begin : begin + size]
             call = UnaryCall(
@@ -290,7 +290,7 @@ class ShardClient(AsyncClosing):
     async def unassign(
         self, shards: Sequence[str], *, only_failed: bool = False, dry_run: bool = False
     ) -> Sequence[str]:
-        """Remove the assignments of primaries, and those that have failed, so that they are made anew.
+        """Remove the assignments of primaries, and those that have failed, so that they are assigned again.
 
         So a shard that failed is tried again. Hot standbys stay.
 
@@ -300,7 +300,7 @@ class ShardClient(AsyncClosing):
             dry_run: whether to remove nothing.
 
         Returns: the shards that lost an assignment, or would.
-        Raises: ValidationError: an ID is malformed. EtcdTransactionFailed: a replica told another status
+        Raises: ValidationError: an ID is malformed. EtcdTransactionFailed: a replica reported another status
             at that moment; shards before stay unassigned. TransportError: it is unknown.
         Cancellation: leaves open how many were unassigned.
         """
@@ -424,7 +424,7 @@ async def check_references(client: AsyncClient, specs: Iterable[ShardSpec]) -> N
 
 
 async def _labels_of(client: AsyncClient, names: list[str]) -> dict[str, LabelSet]:
-    """Labels of those journals that are there."""
+    """Labels of the existing journals."""
     found: dict[str, LabelSet] = {}
     for begin in range(0, len(names), _NAMES_AT_A_TIME):
         labels = LabelSet()

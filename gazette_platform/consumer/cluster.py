@@ -101,7 +101,7 @@ def _parse(message_class: type[P], raw: bytes) -> P:
 
 @dataclass(frozen=True, slots=True)
 class ShardAssignment(SlotAssignment[ReplicaStatus]):
-    """A process's slot of a shard. The process has told the status of its replica."""
+    """A process's slot of a shard. The process has reported the status of its replica."""
 
     @property
     def shard(self) -> str:
@@ -110,7 +110,7 @@ class ShardAssignment(SlotAssignment[ReplicaStatus]):
 
     @property
     def status(self) -> ReplicaStatus:
-        """As the process has told it last."""
+        """As the process has reported it last."""
         return self.told
 
 
@@ -170,7 +170,7 @@ class ConsumerState(ClusterState[ShardSpec, ConsumerSpec, ShardAssignment]):
         """Whether the replica has the shard's state, or has failed as its primary has.
 
         While the primary works, a failed standby is not consistent: it counts as one that is missing,
-        so that no other is removed on its account. Once the primary has failed nobody is any better,
+        so that no other is removed on its account. Once the primary has failed no replica is any better,
         and it must be possible to move the shard.
         """
         if assignment.status.code is not ReplicaCode.FAILED:
@@ -200,9 +200,9 @@ class ConsumerState(ClusterState[ShardSpec, ConsumerSpec, ShardAssignment]):
 
 # ------------------------------------------------------------------ statuses and hints
 
-# Transactions by which replicas tell their status, and hints are kept. Pure.
+# Transactions with which replicas report their status, and hints are kept. Pure.
 #
-# Keys of hints lie outside of what the group watches. They outlive the shard, and nobody but its
+# Keys of hints lie outside of what the group watches. They outlive the shard, and only its
 # primaries writes them:
 #
 #     <hint_prefix>/<shard>.primary       of the recorder that is at work: from time to time
@@ -242,15 +242,15 @@ def backup_hint_keys(spec: ShardSpec) -> tuple[str, ...]:
 
 
 def log_identity_key(spec: ShardSpec) -> str:
-    """The key of which journal the recovery log is; "" for a shard without a log."""
+    """The key of the recovery log's journal; "" for a shard without a log."""
     return f"{spec.hint_prefix}/{spec.id}.log" if spec.recovery_log_prefix else ""
 
 
 def write_status(assignment: ShardAssignment, status: ReplicaStatus) -> GuardedWrite:
-    """Tell a status, folded with the present one: a status never goes back, and FAILED sticks.
+    """Report a status, folded with the present one: a status never goes back, and FAILED sticks.
 
     The key stays under its lease, and must be as the mirror has it. Otherwise wait for the mirror, and
-    make the write anew.
+    make the write again.
     """
     value = encode_replica_status(assignment.status.fold(status))
     return GuardedWrite(

@@ -34,7 +34,7 @@ class TransactionPublisher:
     Args:
         client: asks what content-type a journal has.
         appends: of the shard; its order is that of the journal, ACKs among it.
-        clock: tells the time.
+        clock: gives the time.
     """
 
     def __init__(self, client: AsyncClient, appends: AppendService, clock: Clock) -> None:

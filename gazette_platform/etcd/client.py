@@ -92,7 +92,7 @@ class EtcdClient:
         """Reach one endpoint and check that it is an etcd that is new enough.
 
         Raises: EtcdError: none could be reached within the request timeout.
-                EtcdRejected: what answers is no etcd, or too old.
+                EtcdRejected: what answers is not etcd, or too old.
         """
         msg = await self._call(
             wire.stubs.MaintenanceStub,
@@ -235,7 +235,7 @@ class EtcdClient:
         )
 
     async def revoke_lease(self, lease_id: int) -> bool:
-        """End a lease of another process, with all keys under it; one's own has `Lease.revoke`.
+        """End a lease of another process, with all keys under it; for your own use `Lease.revoke`.
 
         Returns: False if there is no such lease any more.
         """
@@ -331,7 +331,7 @@ class Lease:
     async def keep_alive(self) -> None:
         """Renew for as long as the lease is ours; spawn it in a task group. Ends after `revoke`.
 
-        Raises: LeaseLost: it ran out, or somebody revoked it; whatever it owned is gone.
+        Raises: LeaseLost: it ran out, or was revoked; whatever it owned is gone.
         Cancellation: safe; the lease then ends by itself.
         """
         last_error = ""
@@ -361,12 +361,12 @@ class Lease:
                 pause_s = self.ttl_s / _RENEWALS_PER_TTL
 
     async def revoke(self, *, timeout_s: float = 3.0) -> None:
-        """End the lease and remove its keys. A lease that is gone already is no error.
+        """End the lease and remove its keys. A lease that is gone already is not an error.
 
         Args:
             timeout_s: seconds.
 
-        Raises: EtcdError: etcd could not be told; the lease then ends by itself.
+        Raises: EtcdError: etcd did not answer; the lease then ends by itself.
         """
         self._revoked.set()
         deadline = self._clock.monotonic() + timeout_s

@@ -84,7 +84,7 @@ def parse_endpoint(text: str) -> tuple[str, bool]:
     >>> parse_endpoint("https://etcd.example")
     ('etcd.example:2379', True)
 
-    Raises: ValidationError: it is no http, https or unix URL.
+    Raises: ValidationError: it is not an http, https or unix URL.
     """
     url = urlsplit(text if "://" in text else f"http://{text}")
     if url.scheme == "unix" and (url.path or url.netloc):

@@ -20,7 +20,7 @@ class EtcdRejected(EtcdError):
 
 
 class EtcdFull(EtcdError):
-    """Etcd has reached its quota and wrote nothing; it takes writes again once somebody has mended it."""
+    """Etcd has reached its quota and wrote nothing; it takes writes again once it was repaired."""
 
 
 class Compacted(EtcdRejected):
@@ -128,7 +128,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a key, or with `prefix` all that start with it. Removing nothing is no error."""
+    """Remove a key, or with `prefix` all that start with it. Removing nothing is not an error."""
 
     key: str
     prefix: bool = False

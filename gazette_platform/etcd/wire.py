@@ -67,12 +67,12 @@ _RETRIABLE = frozenset(
         grpc.StatusCode.INTERNAL,
     }
 )
-# Words of etcd, and of the gRPC server in front of it, whose codes do not tell these cases from others.
+# Words of etcd, and of the gRPC server in front of it, whose codes do not distinguish these cases from others.
 _FULL = "database space exceeded"
 _TOO_LARGE = ("request is too large", "received message larger than max")
 _MEND_FULL = "it takes no writes: compact and defragment it, or raise its quota, then run `etcdctl alarm disarm`"
 NO_ANSWER = "etcd does not answer (the log of this process has more)"
-"""What callers of this process are told of an etcd that is away."""
+"""The error for callers of this process while etcd is away."""
 _SILENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 _TARGETS = {
     CompareTarget.VERSION: rpc_pb2.Compare.VERSION,
@@ -202,7 +202,7 @@ def error_of(error: Any, *, what: str, endpoint: str) -> EtcdError:
     text = f"etcd at {endpoint}: {what}: {code.name}: {details}"
     if _FULL in details:
         return EtcdFull(f"{text} ({_MEND_FULL})", told=f"etcd is out of space ({_MEND_FULL})")
-    # The code alone does not tell it from a revision of the future.
+    # The code alone does not distinguish it from a revision of the future.
     if code == grpc.StatusCode.OUT_OF_RANGE and "compacted" in details:
         return Compacted(text)
     if code == grpc.StatusCode.UNIMPLEMENTED:

@@ -38,7 +38,7 @@ class Kind(enum.StrEnum):
 
     @property
     def is_fault(self) -> bool:
-        """Whether somebody has to act."""
+        """Whether it needs an action."""
         return self is not Kind.OVERLAP
 
 

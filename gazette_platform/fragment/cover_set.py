@@ -26,7 +26,7 @@ class Span(Protocol):
 
     @property
     def end(self) -> int:
-        """Behind the last byte."""
+        """Offset after the last byte."""
         ...
 
 
@@ -35,7 +35,7 @@ T = TypeVar("T", bound=Span)
 
 @final
 class CoverSet(Generic[T]):
-    """Spans of which none lies within another: begins and ends both strictly increase.
+    """Spans, none within another: begins and ends both strictly increase.
 
     Adding at the end is O(1), elsewhere O(n) with a small constant; look-ups are O(log n).
     """
@@ -66,7 +66,7 @@ class CoverSet(Generic[T]):
 
     @property
     def end(self) -> int:
-        """Behind the last byte of the last member; 0 if there is none."""
+        """Offset after the last byte of the last member; 0 if there is none."""
         return self._ends[-1] if self._ends else 0
 
     @property
@@ -124,7 +124,7 @@ class CoverSet(Generic[T]):
         """Find the member to read at `offset`.
 
         Returns: the index of the member with the most content from `offset` on, and True. If no
-            member covers `offset`: the index of the first member behind it, or the length if there
+            member covers `offset`: the index of the first member after it, or the length if there
             is none; and False.
         """
         index = max(bisect_right(self._ends, offset), bisect_right(self._begins, offset) - 1)

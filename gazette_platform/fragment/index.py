@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 JUMP_AGE_S: Final = 6 * 3600
 """Seconds. A younger hole may be a fragment that another broker is still uploading, so readers wait for
-it. The content of an older hole was deleted or lost, and readers go on behind it."""
+it. The content of an older hole was deleted or lost, and readers continue after it."""
 
 KEPT_S: Final = 15 * 60
 """Seconds for which a stored fragment may be missing from listings before they are believed: they can be
@@ -56,7 +56,7 @@ class IndexSummary(NamedTuple):
     begin: int
     """Offset of the first known byte."""
     end: int
-    """Offset behind the last known byte."""
+    """Offset after the last known byte."""
     mod_time: int
     """Unix seconds at which the last fragment was stored; 0 if it is local, or there is none."""
 
@@ -68,7 +68,7 @@ class QueryResult:
     status: Status
     """OK, or OFFSET_NOT_YET_AVAILABLE."""
     offset: int
-    """Where the read goes on: the offset asked for, or behind content that is skipped or missing."""
+    """Where the read continues: the offset asked for, or after content that is skipped or missing."""
     write_head: int
     fragment: Fragment | None = None
     """If the status is OK, the one that holds the byte at `offset`."""
@@ -219,7 +219,7 @@ class Index:
     def listing_began(self) -> int:
         """Note that a listing of the stores begins now.
 
-        Returns: a token for `replace_remote`. It tells which fragments were persisted too late for
+        Returns: a token for `replace_remote`. It says which fragments were persisted too late for
             the listing to see them, and which of two listings is the newer one.
         """
         self._events += 1

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-# The log names each file that is no fragment once, and at most so many. A store with more of them is
-# plainly used for something else, too, and naming the rest helps nobody.
+# The log names each file that is not a fragment once, and at most so many. A store with more of them is
+# plainly used for something else, too, and naming the rest does not help.
 _WARNINGS_MAX: Final = 1000
 
 _LIST_TIMEOUT_S: Final = 300.0
@@ -75,7 +75,7 @@ class FragmentLister:
     async def list(self, spec: JournalSpec) -> CoverSet[Fragment]:
         """The fragments of a journal in all of its stores; of equal ones, that of the last store.
 
-        Objects that are no fragments are skipped. The log names each of them once.
+        Objects that are not fragments are skipped. The log names each of them once.
 
         Raises: GazetteError: a store could not be opened or listed.
         Cancellation: safe.
@@ -106,7 +106,7 @@ class FragmentLister:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HEADS_TIMEOUT_S):
                 for fragment in fragments:
-                    # What fails here tells nothing of the fragment.
+                    # A failure here says nothing about the fragment.
                     with contextlib.suppress(GazetteError):
                         store = self._registry.get(fragment.backing_store)
                         if not await store.exists(fragment.content_path):
@@ -145,7 +145,7 @@ class Refresher:
         """List all stores once. If that fails, the index keeps what it knows.
 
         A listing may be older than what was stored a moment ago. Fragments that it lacks are asked for,
-        and kept if they are there, or if the store does not answer; see `Index.lately_stored`.
+        and kept if they exist, or if the store does not answer; see `Index.lately_stored`.
 
         Returns: whether it succeeded.
         Cancellation: safe.

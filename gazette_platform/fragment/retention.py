@@ -3,7 +3,7 @@
 Brokers never remove a fragment; who prunes a journal asks here first. What a plan removes, the journal can
 do without:
 
-- The fragment that ends last stays. When brokers have lost their disks, it is all that tells where the
+- The fragment that ends last stays. When brokers have lost their disks, only it shows where the
   journal ends, and appends would give out its offsets a second time without it. It may go only while the
   spec itself says so: that of a suspended journal notes its head.
 - What readers have named by a savepoint stays, with all that follows it.
@@ -50,7 +50,7 @@ class Kept(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoredFragment:
-    """A fragment as a listing of its store tells of it."""
+    """A fragment as a listing of its store shows it."""
 
     fragment: Fragment
     """With store, postfix and time."""
@@ -67,7 +67,7 @@ class PruneRule:
     begin: int = 0
     """First byte of the range."""
     end: int = 0
-    """Behind its last byte; then age does not matter. 0: no range, and age decides."""
+    """Offset after its last byte; then age does not matter. 0: no range, and age decides."""
 
     def __post_init__(self) -> None:
         """Raises: ValidationError: a range that is none."""
@@ -166,7 +166,7 @@ def _waiting_holes(remaining: CoverSet[Fragment], now_s: float) -> list[tuple[in
     for index in range(1, len(remaining)):
         before, behind = remaining[index - 1], remaining[index]
         if before.end < behind.begin:
-            # Of one that is local, nobody knows when it will be stored.
+            # When a local one will be stored is unknown.
             stored_at = behind.mod_time or now_s
             if stored_at >= now_s - JUMP_AGE_S:
                 holes.append((before.end, behind.end, stored_at + JUMP_AGE_S))

@@ -296,7 +296,7 @@ def _bounded(digits: str) -> int:
 
 # What look-ups and the depth of the interpreter's stack raise. The rules of templates are checked where they are, but
 # whatever a template makes Python say is an error of the template: it comes from a user, and is evaluated where
-# nobody expects anything else.
+# no other error is expected.
 _ERRORS: Final = (
     ArithmeticError,
     AttributeError,

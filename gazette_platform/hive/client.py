@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["MetastoreClient", "MetastoreSession", "SharedMetastore"]
-
 # A request of 500 Hive partitions takes the server about 10 s with Derby on a small machine,
 # well inside the timeout below, and its message is far under Thrift's frame limits.
 _BATCH = 500
@@ -233,7 +231,7 @@ class MetastoreSession:
     def _create_database(self, name: str, location: str) -> None:
         """Create it, one at a time.
 
-        A metastore that makes its folder, and finds then that somebody else has made the database, removes the folder again: with
+        A metastore that makes its folder, and finds then that another process has made the database, removes the folder again: with
         the first table that was made in it meanwhile.
         """
         lock = HeldLock(self._client, name, "", self._clock, suffix=".gazette_database")
@@ -312,7 +310,7 @@ class MetastoreSession:
     ) -> Iterator[HeldLock]:
         """Sole right to change what the table, and its Hive partitions, say of their content.
 
-        Read what is to be changed anew within the scope, and call `HeldLock.require` before each
+        Read what is to be changed again within the scope, and call `HeldLock.require` before each
         write. No reader waits for this lock.
 
         Args:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["LEASE_S", "HeldLock", "LockSeen", "broken_locks", "this_process"]
-
 LEASE_S: Final = 60.0
 """Seconds. Half of it has room for writing a batch of accounts to a slow metastore."""
 
@@ -85,7 +83,7 @@ def this_process() -> str:
     try:
         space = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
-        space = ""  # no such thing here: then only the lease tells that a holder is gone
+        space = ""  # unavailable here: then only the lease shows that a holder is gone
     return f"gazette {socket.gethostname()} {space or '-'} {os.getpid()}"
 
 

@@ -11,17 +11,6 @@ from gazette_platform.hive.thrift import ttypes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "CSV_ESCAPE",
-    "CSV_STORAGE",
-    "JSON_STORAGE",
-    "HiveColumn",
-    "HivePartition",
-    "HiveTable",
-    "StorageFormat",
-    "partition_name",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiveColumn:

@@ -41,7 +41,7 @@ else:
         TBinaryProtocol = TBufferedTransport = TSocket
 
 
-# It logs each failure to connect that it raises, too, as an error: what is raised is told, and once.
+# It logs each failure to connect that it raises, too, as an error: what is raised is reported, and once.
 logging.getLogger("thrift.transport.TSocket").setLevel(logging.CRITICAL)
 
 __all__ = [

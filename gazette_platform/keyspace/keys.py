@@ -125,7 +125,7 @@ def _process_id(zone: str, suffix: str) -> ProcessId:
     # There are few, and each is named by many keys: all of them share one object.
     for part in (zone, suffix):
         if not part.isascii() or not part.isprintable():
-            raise ValidationError(f"{part!r} is no part of the identity of a process")
+            raise ValidationError(f"{part!r} is not a part of the identity of a process")
     return ProcessId(_part(zone), _part(suffix))
 
 

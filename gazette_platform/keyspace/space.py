@@ -2,7 +2,7 @@
 
 Source: Gazette keyspace/key_space.go. Departs: (a) an isolated change is applied
 at once, and only changes that follow within the watch delay are collected; the number of batches
-a second has the same bound, and a lone change does not wait. (b) Compaction loads anew where Go's
+a second has the same bound, and a lone change does not wait. (b) Compaction loads again where Go's
 process ends. (c) Only keys under ``<prefix>/`` are read, so that clusters may share the start of
 their names. (d) A known entry that turns bad keeps its last good value until it is corrected.
 """
@@ -66,7 +66,7 @@ class View(Protocol):
         ...
 
     def end(self) -> None:
-        """All its changes are there."""
+        """All its changes have come."""
         ...
 
     def put(self, kv: KeyValue) -> None:
@@ -94,7 +94,7 @@ class _Known:
 
 @final
 class KeySpace(Generic[V]):
-    """A decoded mirror of all keys under a prefix, as of one revision, which it tells.
+    """A decoded mirror of all keys under a prefix, as of one revision, which it names.
 
     Whole revisions are applied at once, without awaiting in between: whoever runs on the event
     loop sees the state of one revision. Cost is in the number of changes, not of keys.
@@ -104,7 +104,7 @@ class KeySpace(Generic[V]):
         prefix: of the cluster, without a trailing ``/``.
         state: the decoded view; public as `state`.
         watch_delay_s: least seconds between two batches of changes.
-        faults: told of observers that fail.
+        faults: counts observers that fail.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class KeySpace(Generic[V]):
     def observe(self, observer: Callable[[], None]) -> None:
         """Call `observer` inside every update, after the view changed and before waiters wake.
 
-        It must neither await nor raise: it sees a state that nobody else has seen.
+        It must neither await nor raise: it sees a state that no other code has seen.
         """
         self._observers.append(observer)
 
@@ -215,7 +215,7 @@ class KeySpace(Generic[V]):
             ) from err
 
     def _gave_up(self) -> None:
-        """Somebody waits no more, perhaps for a revision that never comes."""
+        """A waiter has gone, perhaps one for a revision that never comes."""
         self._given_up += 1
         if self._given_up > _GIVEN_UP_MIN and self._given_up > len(self._waiters) // 2:
             self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
@@ -248,7 +248,7 @@ class KeySpace(Generic[V]):
     def apply_batches(self, batches: Sequence[WatchBatch]) -> None:
         """Apply watched changes: all of them, then observers, then waiters.
 
-        Raises: EtcdRejected: another cluster, or changes of before the state that we have.
+        Raises: EtcdRejected: another cluster, or changes older than the state that we have.
         """
         if not batches:
             return
@@ -392,7 +392,7 @@ def _portions(batches: Sequence[WatchBatch]) -> list[list[WatchBatch]]:
 
 
 async def _read(watch: Watch) -> WatchBatch | EtcdError:
-    # The error is a value here: a broken stream is no failure of the task, hence not logged as one.
+    # The error is a value here: a broken stream is not a failure of the task, hence not logged as one.
     try:
         return await anext(watch)
     except EtcdError as err:
@@ -400,5 +400,5 @@ async def _read(watch: Watch) -> WatchBatch | EtcdError:
 
 
 def _name(key: str) -> str:
-    """A key as it can be logged: it may be of any length, and of bytes that are no text."""
+    """A key as it can be logged: it may be of any length, and of bytes that are not text."""
     return ascii(key[:_NAME_LENGTH_MAX])[1:-1] + ("..." if len(key) > _NAME_LENGTH_MAX else "")

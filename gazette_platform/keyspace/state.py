@@ -103,7 +103,7 @@ class SlotAssignment(Generic[V]):
     process_id: ProcessId
     slot: int
     told: V
-    """What was last told in the value of the key."""
+    """The last good value of the key."""
     mod_revision: int
     create_revision: int
     key: str
@@ -115,13 +115,13 @@ class SlotAssignment(Generic[V]):
     def decoded(
         cls, key: AssignmentKey, kv: KeyValue, decode: Callable[[bytes], V], known: Self | None
     ) -> tuple[Self, Exception | None]:
-        """The assignment of a key; with what was told before, and the error, if the value is bad.
+        """The assignment of a key; with its former value, and the error, if the value is bad.
 
         Args:
             decode: a value. Raises: ValidationError.
             known: as it was before.
 
-        Raises: ValidationError: the value is bad, and nothing was told before.
+        Raises: ValidationError: the value is bad, and there is no former one.
         """
         error: Exception | None = None
         try:
@@ -152,7 +152,7 @@ class Changes:
     """What the last update changed: for observers whose work is in the changes."""
 
     items: set[str]
-    """Items of which the spec or an assignment was added, changed or removed."""
+    """Items whose spec or assignment was added, changed or removed."""
     members: set[ProcessId]
     """Added, changed or removed."""
 
@@ -244,7 +244,7 @@ class ClusterState(ABC, Generic[S, M, A]):
         return None
 
     def primary_of(self, item: str) -> A | None:
-        """The assignment of slot 0, if somebody has it."""
+        """The assignment of slot 0, if there is one."""
         return next((a for a in self.assignments_of(item) if a.slot == 0), None)
 
     def route_of(self, item: str) -> Route:
@@ -495,7 +495,7 @@ Member: TypeAlias = ClusterMember[BrokerSpec]
 
 @dataclass(frozen=True, slots=True)
 class Assignment(SlotAssignment[Route]):
-    """A broker's slot of a journal. The primary has told the route: with members and primary, no endpoints."""
+    """A broker's slot of a journal. The primary has written the route: with members and primary, no endpoints."""
 
     @property
     def journal(self) -> str:
@@ -504,7 +504,7 @@ class Assignment(SlotAssignment[Route]):
 
     @property
     def route(self) -> Route:
-        """As the primary has told it last."""
+        """As the primary wrote it last."""
         return self.told
 
 
@@ -518,7 +518,7 @@ class BrokerState(ClusterState[JournalSpec, BrokerSpec, Assignment]):
         return self._names
 
     def is_consistent(self, journal: str) -> bool:
-        """Whether every assignment's value tells the present route; true if there is none."""
+        """Whether every assignment's value has the present route; true if there is none."""
         route = self.route_of(journal)
         return all(a.route.equivalent(route) for a in self.assignments_of(journal))
 
@@ -529,7 +529,7 @@ class BrokerState(ClusterState[JournalSpec, BrokerSpec, Assignment]):
 
     @override
     def may_pack(self, item: str) -> bool:
-        """Whether the journal is consistent, and will be so behind it, since the route stays the same.
+        """Whether the journal is consistent, and will be so after it, since the route stays the same.
 
         Not before: it would cross the primary, which is about to write these values.
         """

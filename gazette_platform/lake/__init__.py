@@ -14,27 +14,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gazette_platform.lake.accounting import PartitionAccount, PartitionUpdate
-    from gazette_platform.lake.audit import Audit, Auditor
-    from gazette_platform.lake.exact import ensure_views, excluded_files
-    from gazette_platform.lake.findings import Finding, FindingKind
-    from gazette_platform.lake.fit import FitChecker, json_columns, missing_columns, without_columns
-    from gazette_platform.lake.layout import Layout, PartitionColumn, StoreRoots, partition_key
-    from gazette_platform.lake.listing import SweepPoint
-    from gazette_platform.lake.planning import Limits
-    from gazette_platform.lake.progress import JournalCursor, RegistrationCursor
-    from gazette_platform.lake.registration import JournalProgress, Registrar, TableReport
-    from gazette_platform.lake.repair import MovedFile, Repair, Repairer
+    from gazette_platform.lake.engines.spark import running_session, start_session
+    from gazette_platform.lake.engines.trino import TrinoSession
+    from gazette_platform.lake.raw.accounting import PartitionAccount, PartitionUpdate
+    from gazette_platform.lake.raw.audits.audit import Audit, Auditor
+    from gazette_platform.lake.raw.audits.fit import (
+        FitChecker,
+        json_columns,
+        missing_columns,
+        without_columns,
+    )
+    from gazette_platform.lake.raw.listing import SweepPoint
+    from gazette_platform.lake.raw.planning import JournalCursor, Limits, RegistrationCursor
+    from gazette_platform.lake.raw.prunes.shrinker import Look, Shrinker
+    from gazette_platform.lake.raw.registration import JournalProgress, Registrar, TableReport
+    from gazette_platform.lake.raw.repair import MovedFile, Repair, Repairer
+    from gazette_platform.lake.raw.views import ensure_views, excluded_files
+    from gazette_platform.lake.reading.findings import Finding, FindingKind
+    from gazette_platform.lake.reading.source import BrokerSource, FragmentSource, all_fragments
     from gazette_platform.lake.settings import LakeSettings
-    from gazette_platform.lake.shrinking import Look, Shrinker
-    from gazette_platform.lake.source import BrokerSource, FragmentSource, all_fragments
-    from gazette_platform.lake.spec_folder import (
+    from gazette_platform.lake.spec.folder import (
         RefusedSpec,
         SpecFolder,
         load_table_specs,
         read_spec_folder,
     )
-    from gazette_platform.lake.table_spec import TableSpec, parse_table_spec
+    from gazette_platform.lake.spec.layout import Layout, PartitionColumn, StoreRoots, partition_key
+    from gazette_platform.lake.spec.table_spec import TableSpec, parse_table_spec
 
 __all__ = [
     "Audit",
@@ -65,6 +71,7 @@ __all__ = [
     "SweepPoint",
     "TableReport",
     "TableSpec",
+    "TrinoSession",
     "all_fragments",
     "ensure_views",
     "excluded_files",
@@ -74,30 +81,85 @@ __all__ = [
     "parse_table_spec",
     "partition_key",
     "read_spec_folder",
+    "running_session",
+    "start_session",
     "without_columns",
 ]
 
 _HOMES = {
-    "accounting": ("PartitionAccount", "PartitionUpdate"),
-    "audit": ("Audit", "Auditor"),
-    "exact": ("ensure_views", "excluded_files"),
-    "findings": ("Finding", "FindingKind"),
-    "fit": ("FitChecker", "json_columns", "missing_columns", "without_columns"),
-    "layout": ("Layout", "PartitionColumn", "StoreRoots", "partition_key"),
-    "listing": ("SweepPoint",),
-    "planning": ("Limits",),
-    "progress": ("JournalCursor", "RegistrationCursor"),
-    "registration": ("JournalProgress", "Registrar", "TableReport"),
-    "repair": ("MovedFile", "Repair", "Repairer"),
+    "engines.spark": (
+        "running_session",
+        "start_session",
+    ),
+    "engines.trino": ("TrinoSession",),
+    "raw.accounting": (
+        "PartitionAccount",
+        "PartitionUpdate",
+    ),
+    "raw.audits.audit": (
+        "Audit",
+        "Auditor",
+    ),
+    "raw.views": (
+        "ensure_views",
+        "excluded_files",
+    ),
+    "reading.findings": (
+        "Finding",
+        "FindingKind",
+    ),
+    "raw.audits.fit": (
+        "FitChecker",
+        "json_columns",
+        "missing_columns",
+        "without_columns",
+    ),
+    "spec.layout": (
+        "Layout",
+        "PartitionColumn",
+        "StoreRoots",
+        "partition_key",
+    ),
+    "raw.listing": ("SweepPoint",),
+    "raw.planning": (
+        "Limits",
+        "JournalCursor",
+        "RegistrationCursor",
+    ),
+    "raw.registration": (
+        "JournalProgress",
+        "Registrar",
+        "TableReport",
+    ),
+    "raw.repair": (
+        "MovedFile",
+        "Repair",
+        "Repairer",
+    ),
     "settings": ("LakeSettings",),
-    "shrinking": ("Look", "Shrinker"),
-    "source": ("BrokerSource", "FragmentSource", "all_fragments"),
-    "spec_folder": ("RefusedSpec", "SpecFolder", "load_table_specs", "read_spec_folder"),
-    "table_spec": ("TableSpec", "parse_table_spec"),
+    "raw.prunes.shrinker": (
+        "Look",
+        "Shrinker",
+    ),
+    "reading.source": (
+        "BrokerSource",
+        "FragmentSource",
+        "all_fragments",
+    ),
+    "spec.folder": (
+        "RefusedSpec",
+        "SpecFolder",
+        "load_table_specs",
+        "read_spec_folder",
+    ),
+    "spec.table_spec": (
+        "TableSpec",
+        "parse_table_spec",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         # Imported when first used: SQL in this process needs few of them, and no metastore.

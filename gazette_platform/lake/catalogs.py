@@ -12,8 +12,6 @@ from typing import Final, final
 
 from gazette_platform.errors import ValidationError
 
-__all__ = ["HIVE", "ICEBERG", "TrinoCatalogs"]
-
 HIVE: Final = "hive"
 ICEBERG: Final = "iceberg"
 

@@ -17,8 +17,6 @@ from gazette_platform.errors import LakeError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-__all__ = ["DagsterWeb", "LastRun", "RedCheck"]
-
 _TIMEOUT_S: Final = 10.0
 # Newest executions of a check that are looked at for one with an answer.
 _HISTORY: Final = 20

@@ -1,4 +1,4 @@
-"""The Iceberg catalog that typed tables are in: a Hive Metastore, a REST server or a database, and what engines are told of it.
+"""The Iceberg catalog that typed tables are in: a Hive Metastore, a REST server or a database, and its settings for engines.
 
 | GAZETTE_ICEBERG_CATALOG | where typed tables are |
 |---|---|
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from urllib.parse import SplitResult
 
-__all__ = ["ANSWER_S", "CONNECT_S", "VARIABLE", "CatalogLogin", "IcebergCatalog"]
-
 VARIABLE: Final = "GAZETTE_ICEBERG_CATALOG"
 CONNECT_S: Final = 10
 """Seconds in which a server takes a connection."""
@@ -39,7 +37,7 @@ ANSWER_S: Final = 60
 
 _LAKEHOUSE: Final = "lakehouse"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
-# Those that are there already, and Spark's own.
+# Those that exist already, and Spark's own.
 _TAKEN: Final = frozenset({ICEBERG, "hive", "spark_catalog", "system"})
 _SCHEMES: Final = {
     "http": "rest", "https": "rest", "postgresql": "sql", "postgres": "sql", "sqlite": "sql",
@@ -92,7 +90,7 @@ class IcebergCatalog:
         name = parts.fragment or _LAKEHOUSE
         if not _NAME.match(name) or name.lower() in _TAKEN:
             raise _refused(
-                f"ends in #{name}, which is no name for a catalog beside those that there are (letters, digits and _)"
+                f"ends in #{name}, which is not a free name for a catalog (letters, digits and _)"
             )
         if kind == "rest":
             return cls(kind="rest", name=name, **_rest(parts))
@@ -114,7 +112,7 @@ class IcebergCatalog:
 
     @property
     def is_private(self) -> bool:
-        """Whether what is sent to a REST server can be read by nobody on the way."""
+        """Whether the connection to a REST server is encrypted, or local."""
         parts = urlsplit(self.uri)
         return parts.scheme == "https" or parts.hostname in _LOOPBACK
 
@@ -198,7 +196,7 @@ class CatalogLogin:
     token: str = field(default="", repr=False)
     """That a REST server takes."""
     credential: str = field(default="", repr=False)
-    """``ID:SECRET``, by which tokens are got that a REST server takes."""
+    """``ID:SECRET``, which obtains the tokens of a REST server."""
     oauth2_uri: str = ""
     """Who gives these; empty: the server itself."""
     scope: str = ""

@@ -12,15 +12,13 @@ from gazette_platform.lake.catalogs import HIVE, TrinoCatalogs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gazette_platform.lake.table_spec import TableSpec
-
-__all__ = ["check_table_url", "partition_query", "table_link"]
+    from gazette_platform.lake.spec.table_spec import TableSpec
 
 _PLACES: Final = ("catalog", "schema", "table")
 
 
 def check_table_url(template: str) -> None:
-    """Refuse what is no address with ``{catalog}``, ``{schema}`` and ``{table}`` in it, or some of these.
+    """Refuse what is not an address with ``{catalog}``, ``{schema}`` and ``{table}`` in it, or some of these.
 
     Raises: ValidationError: says what may be in it.
     """
@@ -30,7 +28,7 @@ def check_table_url(template: str) -> None:
         names = {str(err)}
     if not names or names - set(_PLACES) or not template.startswith(("http://", "https://")):
         raise ValidationError(
-            f"{template!r} is no http(s) address with {{catalog}}, {{schema}} and {{table}} in it",
+            f"{template!r} is not an http(s) address with {{catalog}}, {{schema}} and {{table}} in it",
             path="GAZETTE_TABLE_URL",
         )
 

@@ -10,8 +10,6 @@ from gazette_platform.errors import SetupError, ValidationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["secret_of"]
-
 
 def secret_of(environment: Mapping[str, str], name: str) -> str:
     """The value of `name`, or the content of the file that `name`_FILE names; empty: neither is set.

@@ -15,8 +15,6 @@ from gazette_platform.protocol import parse_store_url
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["S3Access"]
-
 # Below the prefix of the store, where no journal can be.
 _WAREHOUSE: Final = ".gazette/warehouse"
 _REGION: Final = "us-east-1"
@@ -28,7 +26,7 @@ _CREDENTIALS: Final = "software.amazon.awssdk.auth.credentials.DefaultCredential
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Access:
-    """An S3 store, as engines are told of it."""
+    """An S3 store, as engines are configured for it."""
 
     bucket: str
     prefix: str
@@ -45,19 +43,19 @@ class S3Access:
             store: ``s3://BUCKET/PREFIX/``, with the arguments ``endpoint`` and ``region`` if need be.
             environment: where AWS tools look for what the URL does not say.
 
-        Raises: ValidationError: it is no S3 store, or has arguments that engines cannot follow.
+        Raises: ValidationError: it is not an S3 store, or has arguments that engines cannot follow.
         """
         url = parse_store_url(store)
         if url.scheme != "s3":
             raise ValidationError(
-                f"{store} is no s3:// store (on other stores, configure engines of your own, and "
+                f"{store} is not an s3:// store (on other stores, configure engines of your own, and "
                 "give their addresses)"
             )
         arguments = {name.lower(): value for name, value in url.args.items()}
         for name in ("find", "replace", "profile"):
             if arguments.get(name):
                 raise ValidationError(
-                    f"{store}: engines cannot be told of `{name}`, which brokers follow "
+                    f"{store}: engines have no setting for `{name}`, which brokers follow "
                     + ("(set AWS_PROFILE instead)" if name == "profile" else "(leave it out)")
                 )
         endpoint = (
@@ -95,7 +93,7 @@ class S3Access:
         if self.endpoint:
             settings |= {
                 "fs.s3a.endpoint": self.endpoint,
-                # A server of one's own has no name for each bucket.
+                # Your own server has no name for each bucket.
                 "fs.s3a.path.style.access": "true",
                 "fs.s3a.connection.ssl.enabled": str(self.endpoint.startswith("https:")).lower(),
             }

@@ -17,7 +17,7 @@ variable of its own, which wins:
 | GAZETTE_LAKE_STORE_ROOTS | JSON {store URL: location} | file:/// is ``fragments`` beside it |
 | GAZETTE_WAREHOUSE | location of Iceberg tables | ``warehouse`` beside it |
 | GAZETTE_ICEBERG_JAR | path of the Iceberg runtime for Spark, or ``provided`` | none: no Iceberg |
-| GAZETTE_JDBC_JAR | path of the driver by which Spark reaches that catalog in a database | Spark has it |
+| GAZETTE_JDBC_JAR | path of Spark's driver for that catalog in a database | Spark has it |
 | GAZETTE_SPARK_MASTER | Spark master URL, or that of Spark Connect | ``local[2]`` |
 | GAZETTE_SPARK_PROPERTIES | file of properties of Spark, which win over ours | none |
 | GAZETTE_LAKE_STORE | ``s3://`` URL of the fragment store, for Spark | `store` in endpoints.json |
@@ -26,7 +26,7 @@ variable of its own, which wins:
 | GAZETTE_TABLE_URL | a page of a table: an address with {catalog}, {schema} and {table} | none: no links |
 | GAZETTE_SENSOR_SHARDS | sensors that share out the tables, 1 to 32 | ``1`` |
 
-Who asks Trino, or a catalog, is no part of it, since settings are shown: see `gazette_platform.lake.trino.TrinoLogin` and
+Logins at Trino, or a catalog, are not part of it, since settings are shown: see `gazette_platform.lake.engines.trino.TrinoLogin` and
 `gazette_platform.lake.iceberg_catalog`.
 """
 
@@ -40,14 +40,12 @@ from typing import TYPE_CHECKING, Any, final
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
 from gazette_platform.lake.iceberg_catalog import VARIABLE, IcebergCatalog
-from gazette_platform.lake.layout import StoreRoots
 from gazette_platform.lake.links import check_table_url
 from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.spec.layout import StoreRoots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["LakeSettings"]
 
 
 @final
@@ -78,7 +76,7 @@ class LakeSettings:
     iceberg_jar: str = ""
     """Path of iceberg-spark-runtime; ``provided`` where Spark has it already."""
     jdbc_jar: str = ""
-    """Path of the driver by which Spark reaches `iceberg_catalog`, if that is in a database."""
+    """Path of Spark's driver for `iceberg_catalog`, if that is in a database."""
     store: str = ""
     """URL of the fragment store that Spark is configured for; empty: folders only."""
     s3_jars: str = ""
@@ -86,7 +84,7 @@ class LakeSettings:
     spark_master: str = "local[2]"
     """Spark master URL; ``sc://host:port`` of a server of Spark Connect."""
     spark_properties: str = ""
-    """Path of a file of properties of Spark; see `gazette_platform.lake.spark_properties`."""
+    """Path of a file of properties of Spark; see `gazette_platform.lake.engines.spark`."""
     store_roots: Mapping[str, str] = field(default_factory=dict)
     """Fragment-store URL → table location."""
     sensor_shards: int = 1

@@ -104,11 +104,11 @@ class CommittedBlocks:
     Args:
         span: what to read.
         parser: for whom.
-        block_bytes: how large blocks are, about; of a read that waits for more, each is what there is.
+        block_bytes: how large blocks are, about; in a read that waits for more, each is what has come.
 
     Attributes:
-        end: behind the last message of the block that was given.
-        checkpoint: where to go on behind that block.
+        end: after the last message of the block that was given.
+        checkpoint: where to continue after that block.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class ArrowBatch(NamedTuple):
     begin: int
     """Byte offset of the first one."""
     end: int
-    """Byte offset behind the last one: a place to go on at, unless only committed ones are read."""
+    """Byte offset after the last one: a place to continue, unless only committed ones are read."""
     batch: pa.RecordBatch
 
 
@@ -216,7 +216,7 @@ def read_arrow(
     columns: Sequence[str] | None = None,
     direct: bool = True,
 ) -> SyncArrowReader:
-    """Every journal that matches, one behind the other by name, as Arrow record batches.
+    """Read all matching journals, one after the other by name, as Arrow record batches.
 
     Args:
         selector: as of `Client.list`; ``name:prefix=orders/`` is every journal of a prefix.
@@ -327,7 +327,7 @@ class ArrowReader(Aclosing):
             blocks = self._blocks
             begin, content = await blocks.next()
             if not content:
-                if self._committed:  # maybe behind messages of which none was committed
+                if self._committed:  # maybe after messages that were not committed
                     self._reached(blocks)
                 self._blocks = None
                 await blocks.aclose()
@@ -475,14 +475,14 @@ class _Blocks:
                 return offset, block
             if self._held_bytes > FRAME_BYTES_MAX + _BLOCK_BYTES:
                 raise Desynchronized(
-                    f"{self.span.journal}: no message ends within {self._held_bytes} bytes behind "
+                    f"{self.span.journal}: no message ends within {self._held_bytes} bytes after "
                     f"offset {self._offset}"
                 )
         offset, block = await self._cut()
         if self._held_bytes and not block:
             raise DataError(
                 f"{self.span.journal}: unexpected EOF: the content ends within a message, "
-                f"{self._held_bytes} bytes behind offset {self._offset}"
+                f"{self._held_bytes} bytes after offset {self._offset}"
             )
         return offset, block
 

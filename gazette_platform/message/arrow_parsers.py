@@ -54,7 +54,7 @@ def cut_csv(content: bytes) -> int:
     cut = content.rfind(b"\n") + 1
     is_open = content.count(b'"', 0, cut) % 2 == 1
     while cut and is_open:
-        # All newlines behind the last quote are within it.
+        # All newlines after the last quote are within it.
         before = content.rfind(b"\n", 0, content.rfind(b'"', 0, cut)) + 1
         is_open ^= content.count(b'"', before, cut) % 2 == 1
         cut = before
@@ -83,7 +83,7 @@ class _JsonParser:
         if not content.strip():
             return []
         if _NULL_FIRST.match(content):
-            raise DataError(_why_no_table(content, ValueError("null is no JSON object")))
+            raise DataError(_why_no_table(content, ValueError("null is not a JSON object")))
         check_depth(content)
         try:
             table = self._json.read_json(
@@ -104,12 +104,12 @@ def _why_no_table(content: bytes, error: Exception) -> str:
         try:
             is_object = not line.strip() or isinstance(orjson.loads(line), dict)
         except ValueError as err:
-            return f"the line {at} bytes behind that is not JSON: {err}"
+            return f"the line {at} bytes after that is not JSON: {err}"
         if not is_object:
-            return f"the line {at} bytes behind that is no JSON object, and has no columns"
+            return f"the line {at} bytes after that is not a JSON object, and has no columns"
         at += len(line) + 1
     return (
-        f"{error} (a field whose values are of several types is no column: leave it out, by a `schema` "
+        f"{error} (a field whose values are of several types is not a column: leave it out, by a `schema` "
         "that names the others, or read messages)"
     )
 
@@ -118,13 +118,13 @@ def check_depth(content: bytes) -> None:
     """Raises: DataError: a line of JSON holds values deeper within each other than `DEPTH_MAX`."""
     for line in content.split(b"\n"):
         if len(line) > DEPTH_MAX and depth_of(line, DEPTH_MAX) > DEPTH_MAX:
-            raise DataError("a line is no JSON, or goes too deep")
+            raise DataError("a line is not JSON, or goes too deep")
 
 
 def depth_of(line: bytes, enough: int) -> int:
     """How many values of JSON lie within each other at most.
 
-    Of what is no JSON it is some number, and no less than a reader comes to before it finds out.
+    For what is not JSON it is some number, and no less than a reader comes to before it finds out.
 
     Args:
         enough: of a line that has no more brackets, these are counted, in texts as well.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MARKER = b"\xc3\x01"
 _HEADER_BYTES = len(_MARKER) + 8
 _Datum: TypeAlias = dict[str, Any]
-# What fastavro raises for bytes that are no datum of the schema, or not all of one.
+# What fastavro raises for bytes that are not a datum of the schema, or not all of one.
 _BAD_BYTES = (
     ArithmeticError,
     EOFError,
@@ -82,7 +82,7 @@ class AvroFraming:
                 digest = fastavro.schema.fingerprint(canonical, "CRC-64-AVRO")
                 self._schemas.setdefault(_MARKER + bytes.fromhex(digest), parsed)
         except (fastavro.schema.SchemaParseException, *_BAD_BYTES) as err:
-            raise ValidationError(f"is no Avro schema: {err}", path="schema") from err
+            raise ValidationError(f"is not an Avro schema: {err}", path="schema") from err
         self._header, self._schema = next(iter(self._schemas.items()))
         self._uuid_as = _uuid_kind(self._schema, uuid_field)
 
@@ -144,7 +144,7 @@ class _AvroDecoder:
         self._read = read
         self._held: list[bytes] = []
         self._held_bytes = 0
-        # What the frames that were cut hold: only decoding one tells where it ends.
+        # What the frames that were cut hold: only decoding one shows where it ends.
         self._found: deque[_Datum | DataError] = deque()
 
     @property
@@ -273,14 +273,14 @@ def encode_avro_file(schema: Any, records: Iterable[Any], *, codec: str = "defla
     try:
         parsed = avro.parse_schema(schema)
     except (avro.schema.SchemaParseException, LookupError, TypeError, ValueError) as err:
-        raise ValidationError(f"is no Avro schema: {err}", path="schema") from err
+        raise ValidationError(f"is not an Avro schema: {err}", path="schema") from err
     try:
         content = _written(avro, parsed, kept, codec, padding=0)
         if len(content) <= FRAGMENT_BYTES:  # the next append would join its fragment
             content = _written(avro, parsed, kept, codec, padding=FRAGMENT_BYTES)
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as err:
         raise ValidationError(
-            f"the records do not fit their Avro schema, or {codec} is no codec of Avro: {err}"
+            f"the records do not fit their Avro schema, or {codec} is not a codec of Avro: {err}"
         ) from err
     return content
 
@@ -297,7 +297,7 @@ class AvroBlock(NamedTuple):
 
     header: bytes
     content: bytes
-    """From the count of its records to the sync marker behind them."""
+    """From the count of its records to the sync marker after them."""
     begins_file: bool
     """Whether it is the first of its container."""
 
@@ -329,7 +329,7 @@ class AvroContainers:
     def __init__(self) -> None:
         self._held: list[bytes] = []
         self._held_bytes = 0
-        self._needed_bytes = 0  # before anything more can be told
+        self._needed_bytes = 0  # before anything more can be known
         self._header = b""
         self._begins_file = False
 
@@ -341,7 +341,7 @@ class AvroContainers:
     def feed(self, content: bytes) -> list[AvroBlock]:
         """The blocks that `content` completes.
 
-        Raises: DataError: it is no Avro container.
+        Raises: DataError: it is not an Avro container.
         """
         self._held.append(bytes(content))
         self._held_bytes += len(content)

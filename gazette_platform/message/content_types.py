@@ -58,7 +58,7 @@ def go_json(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> byte
 
 
 def _plain(value: Any) -> Any:
-    """What msgspec can write of a model of pydantic, which is no dependency of ours."""
+    """What msgspec can write of a model of pydantic, which is not a dependency of ours."""
     dump = getattr(value, "model_dump", None)
     if dump is None or isinstance(value, type):
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
@@ -100,7 +100,7 @@ class JsonFraming(Generic[M]):
         if message_type is not None and not _may_have(_info_of(message_type), self._path):
             raise ValidationError(
                 f"{getattr(message_type, '__name__', message_type)} has no field {uuid_field} for the UUID, which "
-                'tells committed messages from others. Add `UUID: str = ""`, or name the field that has it',
+                'distinguishes committed messages from others. Add `UUID: str = ""`, or name the field that has it',
                 path="uuid_field",
             )
         self._typed = message_type
@@ -257,7 +257,7 @@ def _written(field: str) -> str:
 
 @final
 class CsvFraming:
-    """Messages of CSV: lists of text, of which the first is the UUID."""
+    """Messages of CSV: lists of text; the first is the UUID."""
 
     content_type = "text/csv"
 
@@ -411,7 +411,7 @@ def body_of(frame: bytes) -> bytes:
         raise Desynchronized(
             f"detected de-synchronization: {len(frame)} bytes of garbage, that begin with "
             f"{frame[:8].hex()}, and not with the magic {FIXED_MAGIC.hex()} and a length up to "
-            f"{FRAME_BYTES_MAX}; reading goes on behind them"
+            f"{FRAME_BYTES_MAX}; reading continues after them"
         )
     return frame[FIXED_HEADER.size :]
 
@@ -541,7 +541,7 @@ def framing_of(content_type: str) -> Framing[Any]:
 def framing_of_labels(labels: LabelSet) -> Framing[Any]:
     """The framing that the labels of a journal name.
 
-    Raises: ValidationError: they name none, or one that nobody registered.
+    Raises: ValidationError: they name none, or one that is not registered.
     """
     values = labels.values_of(_LABEL)
     if len(values) != 1:

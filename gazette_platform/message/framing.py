@@ -39,7 +39,7 @@ def frame_fixed(body: bytes) -> bytes:
 
 
 def split_fixed(content: bytes, *, has_headers: bool = False) -> tuple[list[bytes], bytes]:
-    """Bodies of the whole fixed frames of `content`, and what is left behind the last one.
+    """Bodies of the whole fixed frames of `content`, and the rest after the last one.
 
     Args:
         has_headers: give whole frames instead of bodies.
@@ -82,7 +82,7 @@ class Decoder(Protocol[M_co]):
         ...
 
     def feed(self, content: bytes) -> list[bytes]:
-        """The frames that `content` completes: together all that was fed, but for `held_bytes`.
+        """The frames that `content` completes: together all that was fed, except `held_bytes`.
 
         Garbage between frames comes as frames of its own, which cannot be decoded.
         """

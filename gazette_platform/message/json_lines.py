@@ -31,7 +31,7 @@ _NUMBER_PARTS: Final = re.compile(r"[0-9.eE+-]*")
 _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 # A line break is in no text of JSON, so neither are the blanks around it.
 _BREAKS: Final = re.compile(r"[ \t]*[\r\n][ \t\r\n]*")
-# An error that is nearer to the end of what is there may be for want of more.
+# An error that is nearer to the end of the content may be for want of more.
 _TOKEN_CHARACTERS: Final = 16
 _SHOWN: Final = 40
 _UNTERMINATED: Final = "Unterminated string"

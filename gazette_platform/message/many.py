@@ -222,7 +222,7 @@ class MergedReader(Aclosing, Generic[M]):
     async def __anext__(self) -> list[Envelope[M]]:
         """The next batch, of one journal.
 
-        Raises: as the readers do, each of which may be used on.
+        Raises: as the readers do; each may be used on.
         Cancellation: safe; no message is lost.
         """
         while self._wanted:

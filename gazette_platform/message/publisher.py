@@ -82,7 +82,7 @@ class Mapped(NamedTuple):
 
     journal: str
     content_type: str
-    """By which the journal's framing is found; empty if its labels do not tell."""
+    """Names the journal's framing; empty if its labels do not."""
 
 
 def modulo_mapping(
@@ -179,7 +179,7 @@ class Publisher(Generic[M]):
         service: appends.
         mapping: which journal a message goes to, and its content-type; called before there is a UUID.
             None: each message is published `to` one.
-        clock: tells the time; None: `message_clock` is updated by the caller alone.
+        clock: gives the time; None: `message_clock` is updated by the caller alone.
         message_clock: of the producer; None: a new one.
         producer: 6 bytes; empty: a new one.
         framing: of all journals; None: the one that is registered for the content-type.
@@ -239,7 +239,7 @@ class Publisher(Generic[M]):
         """End the transaction: its acknowledgements, in the order in which journals joined it.
 
         Keep them where they survive a crash before appending them, and append them again after one:
-        a transaction of which some are missing is half there.
+        a transaction with missing ones is half published.
 
         Raises: ValidationError: an ACK cannot be stamped or written; the transaction stays open.
         """
@@ -255,7 +255,7 @@ class Publisher(Generic[M]):
     async def append_acks(self, intents: list[AckIntent]) -> None:
         """Append acknowledgements, and wait until all are committed. Readers drop repeated ones.
 
-        Raises: GazetteError: one failed; others may be there. Cancellation: they are appended.
+        Raises: GazetteError: one failed; others may be published. Cancellation: they are appended.
         """
         tickets = [await self.service.submit(each.journal, each.content) for each in intents]
         for ticket in tickets:

@@ -37,7 +37,7 @@ class MessageDecoder(Generic[M]):
     """Messages of a journal out of its content, without I/O: `feed`, then `take` until it has none.
 
     Attributes:
-        offset: behind the last message that was taken, or not readable; -1 before any content.
+        offset: after the last message that was taken, or not readable; -1 before any content.
     """
 
     def __init__(self, journal: str, framing: Unframing[M]) -> None:
@@ -121,7 +121,7 @@ class UncommittedReader(Aclosing, Generic[M]):
 
     @property
     def offset(self) -> int:
-        """Behind the last message that was returned: a place to resume at; -1 before any content."""
+        """After the last message that was returned: a place to resume at; -1 before any content."""
         return self._decoder.offset
 
     def __aiter__(self) -> Self:
@@ -152,7 +152,7 @@ class UncommittedReader(Aclosing, Generic[M]):
 
 @final
 class CommittedReader(Aclosing, Generic[M]):
-    """Messages of a journal that are committed, each once, and ACKs behind what they commit.
+    """Messages of a journal that are committed, each once, and ACKs after what they commit.
 
     An async iterator of batches. Transactions that are larger than the ring are read again, and
     come in several batches.
@@ -184,7 +184,7 @@ class CommittedReader(Aclosing, Generic[M]):
         self._lost: DataError | OffsetJump | None = None
 
     def checkpoint(self) -> SequencerCheckpoint:
-        """Where to go on behind all that was returned. Keep it together with what became of that."""
+        """Where to continue after all that was returned. Keep it together with what became of that."""
         return self._sequencer.checkpoint(now=clock_of(time.time_ns()))
 
     def __aiter__(self) -> Self:
@@ -349,7 +349,7 @@ async def read_committed(
     )
 
     def replay(wanted: ReplayRange) -> UncommittedReader[M]:
-        # A transaction of which a part is gone cannot be delivered: so a jump is an error.
+        # A transaction with a missing part cannot be delivered: so a jump is an error.
         again = client.read(
             wanted.journal,
             wanted.begin,

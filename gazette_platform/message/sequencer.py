@@ -10,10 +10,10 @@ that was seen (`max_clock`), and the offset at which a span that is not committe
     unknown    clock <= min_clock                   outsideAlreadyAcked       drop
                else                                 outsideCommit             deliver; the span is dropped
     CONTINUE   clock <= min_clock                   continueAlreadyAcked      drop
-               clock <= max_clock                   continueRingClockLarger   drop: it is there twice
+               clock <= max_clock                   continueRingClockLarger   drop: it is a duplicate
                there is no span                     continueBeginSpan         begin a span; ring
                else                                 continueExtendSpan        ring
-    ACK        clock < min_clock                    ackRollback               told; go back to that clock
+    ACK        clock < min_clock                    ackRollback               known; go back to that clock
                clock = min_clock                    ackRollback               drop the span
                there is no span                     ackEmpty                  deliver the ACK
                all of the span is in the ring       ackCommitRing             deliver span and ACK
@@ -61,7 +61,7 @@ class Envelope(NamedTuple, Generic[M]):
     begin: int
     """Offset of the first byte of its frame."""
     end: int
-    """Offset behind the last one."""
+    """Offset after the last one."""
     uuid: UuidParts
     message: M
 
@@ -196,7 +196,7 @@ class Sequencer(Generic[M]):
         ring_size: messages of open spans to keep; at least one. Larger spans are read twice.
         ring_bytes: of these messages, as they are in their journals; None: any number.
         checkpoint: where to go on.
-        warn: is told what should not be: flags without meaning, spans that their producer dropped,
+        warn: called with what should not happen: flags without meaning, spans that their producer dropped,
             ACKs that take back what was delivered, and clocks that are a day behind.
         counts: is to count what becomes of messages.
     """
@@ -309,7 +309,7 @@ class Sequencer(Generic[M]):
                 self._empty(state)
             return
         assert state is not None  # only a commit of a tracked producer has several messages
-        # The rest of the span begins behind this message: a checkpoint now delivers only the rest.
+        # The rest of the span begins after this message: a checkpoint now delivers only the rest.
         state.min_clock = used.uuid.clock
         state.begin = used.end
         if self.replay is None:
@@ -353,7 +353,7 @@ class Sequencer(Generic[M]):
     def checkpoint(
         self, *, horizon: int | None = PRUNE_HORIZON, now: int | None = None
     ) -> SequencerCheckpoint:
-        """Where to go on behind what was used, `dequeued` not among it.
+        """Where to continue after what was used, `dequeued` not among it.
 
         Forgets producers that have published nothing for long, see `PRUNE_HORIZON`: an ACK that comes later
         still commits nothing but itself. Spans that are open now are not `has_pending` any more.
@@ -458,7 +458,7 @@ class Sequencer(Generic[M]):
         self.dequeued = last
 
     def _is_dequeued(self, envelope: Envelope[M]) -> bool:
-        """Dequeue a message of the span, unless it was there before, or was taken back."""
+        """Dequeue a message of the span, unless it is a duplicate, or was taken back."""
         state, last, clock = self._state, self._last, envelope.uuid.clock
         assert state is not None
         assert last is not None

@@ -69,7 +69,7 @@ class UuidParts(NamedTuple):
     """Six bytes, one producer's for as long as its process lives."""
     clock: int
     flags: int
-    """One of `Flags`, or a value that nobody has given a meaning."""
+    """One of `Flags`, or a value without a meaning."""
 
 
 NO_UUID: Final = UuidParts(bytes(PRODUCER_BYTES), 0, 0)
@@ -80,7 +80,7 @@ def new_producer_id() -> bytes:
     """A random producer ID, which no other producer has.
 
     Take one for as long as the process lives: readers remember each for a day. Its multicast bit is
-    set, so that it is no network card's address.
+    set, so that it is not a network card's address.
     """
     drawn = secrets.token_bytes(PRODUCER_BYTES)
     return bytes((drawn[0] | 1, *drawn[1:]))
@@ -97,7 +97,7 @@ def clock_of(unix_ns: int) -> int:
     clock = (unix_ns // 100 + _UNIX_EPOCH) << 4
     if not 0 <= clock <= _CLOCK_MAX:
         raise ValidationError(
-            f"unix nanoseconds {unix_ns} are before 1582 or after 5236: no clock tells that"
+            f"unix nanoseconds {unix_ns} are before 1582 or after 5236: no clock shows that"
         )
     return clock
 
@@ -127,7 +127,7 @@ class MessageClock:
             self._value = max(self._value, clock)
 
     def tick(self) -> int:
-        """Advance it by a microsecond. Returns: the new value, which nobody else gets.
+        """Advance it by a microsecond. Returns: the new value, which no other caller gets.
 
         Raises: ValidationError: it is at the end of time.
         """
@@ -207,7 +207,7 @@ def parse_uuids(content: bytes) -> list[UuidParts]:
     Raises: DataError: the last one is not whole.
     """
     if len(content) % UUID_BYTES:
-        raise DataError(f"{len(content)} bytes are no whole number of UUIDs of {UUID_BYTES}")
+        raise DataError(f"{len(content)} bytes are not a whole number of UUIDs of {UUID_BYTES}")
     return [
         UuidParts(
             producer, low << 4 | mid << 36 | (high & 0xFFF) << 52 | (last >> 10) & 0xF, last & 0x3FF
@@ -217,7 +217,7 @@ def parse_uuids(content: bytes) -> list[UuidParts]:
 
 
 def uuid_bytes(texts: Iterable[str]) -> bytes:
-    """UUIDs of 16 bytes, one behind the other, of their texts; all at once, in C.
+    """UUIDs of 16 bytes, one after the other, of their texts; all at once, in C.
 
     Raises: DataError: one of them is not a UUID.
     """
@@ -234,7 +234,7 @@ def uuid_bytes(texts: Iterable[str]) -> bytes:
             raw = b""
         if len(raw) == UUID_BYTES * count:
             return raw
-    # One is written in another way, or is wrong: then it is told which.
+    # One is written in another way, or is wrong: then the error says which.
     return b"".join(map(_raw_of, listed))
 
 
@@ -291,7 +291,7 @@ def parse_uuid_column(column: pa.Array | pa.ChunkedArray) -> pa.StructArray:
 def uuid_column(parts: pa.StructArray) -> pa.Array:
     """The UUIDs that have these parts, of Arrow's type; null where they are those of `NO_UUID`.
 
-    Version and variant, which no part tells, are those that message UUIDs have.
+    Version and variant, which no part holds, are those that message UUIDs have.
 
     Args:
         parts: as `parse_uuid_column` makes them.
@@ -341,7 +341,7 @@ def _big_endian(numbers: Any) -> bytes:
 
 
 def _raw_of_column(column: Any, pa: Any, pc: Any) -> bytes:
-    """The 16 bytes of each UUID, one behind the other, zeros where there is none."""
+    """The 16 bytes of each UUID, one after the other, zeros where there is none."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(column, pa.ExtensionArray):

@@ -8,7 +8,7 @@ from typing import Protocol, final
 
 
 class Clock(Protocol):
-    """Tells wall-clock instants and monotonic seconds."""
+    """Gives wall-clock instants and monotonic seconds."""
 
     def now(self) -> datetime:
         """The current instant, aware, UTC."""
@@ -38,7 +38,7 @@ class SystemClock:
 
 @final
 class ManualClock:
-    """A clock that stands still until told to advance: for tests and simulations."""
+    """A clock that stands still until advanced: for tests and simulations."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) -> None:
         self._now = start

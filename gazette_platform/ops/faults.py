@@ -27,7 +27,7 @@ class Faults:
     """Where the parts of one process report what they did not foresee.
 
     Args:
-        count: told of each: the kind of thing that it ended, such as ``call`` or ``journal``.
+        count: called with each: the kind of thing that it ended, such as ``call`` or ``journal``.
 
     Attributes:
         reported: how many there were.
@@ -58,7 +58,7 @@ class Faults:
 
     @contextlib.contextmanager
     def contained(self, kind: str, what: str) -> Iterator[None]:
-        """Report what the block raises, and go on behind it. Cancellation passes through."""
+        """Report what the block raises, and continue after it. Cancellation passes through."""
         try:
             yield
         except Exception as err:  # noqa: BLE001  this is the one place for it
@@ -73,11 +73,11 @@ PERIOD_S: Final = 60.0
 
 @final
 class SparingLog:
-    """Passes texts on, up to `LINES_MAX` in each `PERIOD_S`. Of further ones it tells the number later.
+    """Passes texts on, up to `LINES_MAX` in each `PERIOD_S`. Of further ones it logs the number later.
 
     Args:
         write: logs a text.
-        clock: tells the time.
+        clock: gives the time.
     """
 
     def __init__(self, write: Callable[[str], None], clock: Clock) -> None:

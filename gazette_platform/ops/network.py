@@ -21,7 +21,7 @@ _LOCAL = "localhost"
 
 @final
 class HostGuard:
-    """Tells requests that are meant for this broker from those that a foreign page made.
+    """Distinguishes requests that are meant for this broker from those that a foreign page made.
 
     Args:
         names: hosts that this broker goes by; ``*`` among them: any.
@@ -42,7 +42,7 @@ class HostGuard:
             or name.endswith(f".{_LOCAL}")
             or _is_address(name)
         )
-        # Without one it is no browser's.
+        # Without one it is not a browser's.
         if not host or is_ours:
             return ""
         return (
@@ -87,7 +87,7 @@ def _is_address(name: str) -> bool:
 def keepalive_options(interval_s: float, timeout_s: float) -> tuple[tuple[str, int], ...]:
     """Channel or server options: pings while calls are open, and what an unanswered one means.
 
-    A ping waits behind content that is on its way: `timeout_s` has to cover that on a slow link.
+    A ping waits for content that is on its way: `timeout_s` has to cover that on a slow link.
 
     Args:
         interval_s: seconds without anything received before a ping is sent.

@@ -216,7 +216,7 @@ def withdraw(root: Path) -> None:
 
 
 def remember(root: Path, environment: Mapping[str, str]) -> None:
-    """Remember that a platform is started in `root`, for commands that are not told of one.
+    """Remember that a platform is started in `root`, for commands without one.
 
     Raises: OSError: the user's state folder cannot be written.
     """

@@ -65,7 +65,7 @@ def _started(pid: int) -> int:
 # period, and the period.
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
-# Each file is a connection, a spool or a fragment that is being read: nobody needs more at once. Some
+# Each file is a connection, a spool or a fragment that is being read: no process needs more at once. Some
 # systems allow a billion, and some libraries then make tables of that size.
 _FILES_MAX = 1 << 16
 
@@ -271,7 +271,7 @@ class LoopWatch:
                 now_s,
             )
             _log.warning(
-                "%s: all else of the process waited, its lease too (have a thread do what takes long, as by "
+                "%s: all else of the process waited, its lease too (run long work in a thread, as by "
                 "`asyncio.to_thread`)",
                 self._said,
             )

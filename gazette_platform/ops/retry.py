@@ -67,7 +67,7 @@ class Restarts:
 
 
 async def insist(call: Callable[[], Awaitable[T]], *, is_over: Callable[[], bool]) -> T:
-    """Call until it succeeds, or fails for good, or nobody waits any more.
+    """Call until it succeeds, or fails for good, or is no longer awaited.
 
     Args:
         is_over: asked after each failure that is retriable: whether that was the last attempt.

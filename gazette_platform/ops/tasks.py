@@ -40,7 +40,7 @@ class TaskGroup:
     `close` once at its end. A task that fails is logged at once. What else becomes of it depends on
     the owner: without `faults` it is kept as `failure`, and `failed` is set so that a supervisor can
     stop the process. With `faults` this is so for essential tasks only, and the errors of others are
-    reported there: their owner has to make sure that nobody waits for their results in vain.
+    reported there: their owner has to make sure that no caller waits for their results in vain.
     """
 
     def __init__(self, name: str, *, faults: Faults | None = None) -> None:
@@ -89,7 +89,7 @@ class TaskGroup:
         """Spawn `run` as an essential task, and run it again, after a pause, when it fails.
 
         Args:
-            ends_by: the errors by which it fails for good, and the owner with it.
+            ends_by: the errors that end it for good, and the owner with it.
         """
         return self.spawn(self._keep(run, name, ends_by), name=name, is_essential=True)
 
@@ -169,7 +169,7 @@ async def side_by_side(
 
     Args:
         ask: called once for each; what it raises ends all.
-        subjects: of which `at_a_time` are asked at a time.
+        subjects: those to ask, `at_a_time` at a time.
 
     Raises: what the first that failed raises. Cancellation: cancels all that are asked.
     """
@@ -208,7 +208,7 @@ async def run_in(
             with contextlib.suppress(asyncio.CancelledError):  # cancelled again: we go on waiting
                 await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # looked at: asyncio would log it as one that nobody handles
+            running.exception()  # looked at: asyncio would log it as unhandled
         raise
 
 
@@ -266,7 +266,7 @@ class Interrupt:
 
 
 def is_cancelled() -> bool:
-    """Whether a `CancelledError` is the caller's own: somebody cancelled its task.
+    """Whether a `CancelledError` is the caller's own: its task was cancelled.
 
     Else what it awaits was cancelled, such as a call whose channel was closed: an error, like others.
     """
@@ -287,7 +287,7 @@ class Turns:
     """Lets others go on in between: `take` it in each round of a loop.
 
     In each round of the event loop one computation has its turn, however many there are: a thousand
-    of them are slow, and hold up nobody else.
+    of them are slow, and delay no other.
     """
 
     def __init__(self) -> None:

@@ -13,8 +13,6 @@ from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.platform.platform import PlatformOptions
 from gazette_platform.platform.supervisor import Supervisor
 
-__all__ = ["main"]
-
 
 def main(argv: list[str]) -> int:
     """Run the platform of folder ``argv[0]`` with the options in ``argv[1]``, as JSON.

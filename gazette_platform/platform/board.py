@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.platform.layout import Endpoints
 
-__all__ = ["Board", "address_table"]
-
 _MARKS = {"waiting": "·", "ready": "✓", "stopped": "■", "failed": "✗"}
 
 
@@ -104,7 +102,7 @@ class Board:
         for name, component in state.components.items():
             before = self._shown.get(name, "waiting")
             self._shown[name] = component.state
-            # What was ready before we began to look, as for a platform to stop, is no news.
+            # What was ready before we began to look, as for a platform to stop, is not news.
             old = component.state == "ready" and before == "waiting" and state.phase != "starting"
             if before == component.state or old:
                 continue

@@ -38,7 +38,7 @@ _HIDDEN_FIRST = 10_000
 def is_free(port: int, host: str = HOST) -> bool:
     """Whether a server could bind `port` of the loopback address `host` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: a connection that lingers after a restart is no reason to move.
+        # As servers do: a connection that lingers after a restart is not a reason to move.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -55,7 +55,7 @@ def choose_ports(
     former: Mapping[str, int] | None = None,
     kept: Collection[str] = (),
 ) -> dict[str, int]:
-    """A port for each name, none of which can be guessed: web pages may try the ports that they know.
+    """A port for each name, hard to guess: web pages may try the ports that they know.
 
     Args:
         fixed: ports asked for by the user.
@@ -70,12 +70,12 @@ def choose_ports(
         port = former.get(name, 0)
         if port and fixed.get(name, port) != port:
             raise SetupError(
-                f"{name} had port {port} of {HOST} before, by which journals and tables know it: "
+                f"{name} had port {port} of {HOST} before, and journals and tables refer to it: "
                 f"leave out `--port {name}={fixed[name]}`"
             )
         if port and not is_free(port):
             raise SetupError(
-                f"port {port} of {HOST}, by which journals and tables know {name}, is in use: stop "
+                f"port {port} of {HOST}, which journals and tables know as {name}, is in use: stop "
                 "what listens there"
             )
     chosen: dict[str, int] = {}
@@ -130,10 +130,10 @@ def _next_free(at: int, taken: set[int]) -> int:
 
 
 def _claim(port: int) -> bool:
-    """Tell other processes that `port` is chosen; false: one of them, or this, had done so lately.
+    """Announce to other processes that `port` is chosen; false: one of them, or this, had done so lately.
 
     Claims are files of the user's temporary folder. Where none can be written, every port is free to
-    claim: two that choose at the same time may then meet, of which the later is told.
+    claim: two that choose at the same time may then meet, and the later one learns it.
     """
     folder = Path(tempfile.gettempdir()) / f"gazette-ports-{os.getuid()}"
     try:
@@ -154,7 +154,7 @@ def _claim(port: int) -> bool:
 
 
 _PROBE_TIMEOUT_S = 5.0
-# What variables such as http_proxy name is there for other machines.
+# What variables such as http_proxy name is for other machines.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -187,7 +187,7 @@ class Component:
 def answer_of(
     request: str | urllib.request.Request, *, timeout_s: float = _PROBE_TIMEOUT_S
 ) -> bytes | None:
-    """What a server of this machine answers, or None: it does not yet, or refuses, or is no HTTP server."""
+    """What a server of this machine answers, or None: it does not yet, or refuses, or is not an HTTP server."""
     try:
         with _DIRECT.open(request, timeout=timeout_s) as response:
             return bytes(response.read())

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.platform.platform import PlatformOptions
     from gazette_platform.platform.supervisor import Observer
 
-__all__ = ["extend", "is_running", "platform_state", "start_detached", "stop_platform"]
-
 _POLL_S = 0.1
 # Longer than all components need one after the other.
 _STOP_TIMEOUT_S = 180.0
@@ -129,7 +127,7 @@ def extend(layout: PlatformDir, options: PlatformOptions, observer: Observer) ->
     request = secrets.token_hex(8)
     state = PlatformState.load(layout.state)
     supervisor = state.process
-    observer.changed(state)  # what runs is no news from here on
+    observer.changed(state)  # what runs is not news from here on
     write_json(layout.request, {"id": request, "options": options.to_json()})
     os.kill(supervisor.pid, signal.SIGUSR1)
     while supervisor.is_alive():

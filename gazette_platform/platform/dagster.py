@@ -3,7 +3,7 @@
 The web server and the daemon ask the code servers for definitions, and have them run sensors and
 launch runs. Left to themselves each would start code servers of its own: two at least, and one more at
 each edit of a table spec, since a former one goes on until its last client has gone. Users' files have
-servers of their own: what is wrong with one is told in the UI, and holds up nothing else.
+servers of their own: what is wrong with one is shown in the UI, and delays nothing else.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from gazette_platform.platform.component import HOST, Component, answer_of, answ
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-
-__all__ = ["CODE_SERVER", "DAEMON", "WEBSERVER", "code_servers", "dagster_components"]
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +116,7 @@ def dagster_components(
             "or leave it out with --without dagster"
         )
     settings = home / "dagster.yaml"
-    # One as former releases wrote it is nobody's own.
+    # One as former releases wrote it has no owner.
     if not settings.exists() or settings.read_text("utf-8") == _INSTANCE.replace(_POOLS, ""):
         settings.write_text(_INSTANCE, "utf-8")
     all_environment = {
@@ -201,7 +199,7 @@ def _workspace(served: Mapping[str, str], ports: Mapping[str, int]) -> dict[str,
 
 
 def _location_of(path: str) -> str:
-    """The name by which Dagster shows what is loaded from a user's file; of our own for ""."""
+    """Dagster's name for what is loaded from a user's file; of our own for ""."""
     return Path(path).name if path else _DEFINITIONS
 
 

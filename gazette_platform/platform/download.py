@@ -47,13 +47,13 @@ class Step(Protocol):
     """Receives how far a step is."""
 
     def advance_to(self, done_bytes: int) -> None:
-        """`done_bytes` of the total are there."""
+        """`done_bytes` of the total have come."""
         ...
 
 
 class _QuietStep:
     def advance_to(self, done_bytes: int) -> None:
-        """Tell nobody."""
+        """Report to no one."""
 
 
 def quiet_step() -> Step:
@@ -146,7 +146,7 @@ class Download:
         self._sleep = sleep
 
     def run(self, url: str, step: Step | None = None) -> Path:
-        """Fetch from `url` unless the target is there. Blocks.
+        """Fetch from `url` unless the target exists. Blocks.
 
         Returns: the target.
         Raises: SetupError: the server cannot be reached, refuses, or serves something else.
@@ -201,9 +201,7 @@ class Download:
             request.add_header("Range", f"bytes={begin}-")
         with urllib.request.urlopen(request, timeout=_CONNECT_TIMEOUT_S) as response:  # noqa: S310
             if response.status != _HTTP_PARTIAL:
-                begin = (
-                    0  # this server does not support ranges: it sends all again, so we start anew
-                )
+                begin = 0  # this server does not support ranges: it sends all again, so we restart
             self._copy(response, begin, step)
 
     def _copy(self, response: Any, begin: int, step: Step) -> None:
@@ -265,7 +263,7 @@ class MavenArtifact:
 def fetch_maven(
     artifact: MavenArtifact, target: Path, *, java_home: Path, step: Step, repository: str = ""
 ) -> Path:
-    """Fetch one artifact to `target`, unless it is there. Blocks.
+    """Fetch one artifact to `target`, unless it exists. Blocks.
 
     Args:
         java_home: of a runtime from 17 on, for Ivy.
@@ -301,7 +299,7 @@ def fetch_maven_jars(
 @final
 @dataclass(frozen=True, slots=True)
 class _Further:
-    """A step of which something is done already."""
+    """A step that is partly done."""
 
     step: Step
     done_bytes: int

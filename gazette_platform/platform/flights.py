@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["FLIGHTS", "Flight", "journal_of", "load_flights"]
-
 FLIGHTS = 336_776
 """Flights in the data set, one a row."""
 

@@ -1,4 +1,4 @@
-"""A Java virtual machine driven from Python over py4j, both of which PySpark ships."""
+"""A Java virtual machine driven from Python over py4j; PySpark ships both."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
-
-__all__ = ["Jvm", "root_cause"]
 
 _CAUSES_MAX = 20
 

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake.catalogs import HIVE, ICEBERG
+from gazette_platform.lake.engines.spark import PROVIDED, is_local
 from gazette_platform.lake.iceberg_catalog import VARIABLE, CatalogLogin, IcebergCatalog
 from gazette_platform.lake.s3 import S3Access
-from gazette_platform.lake.spark import PROVIDED, is_local
 from gazette_platform.platform import dagster, servers, tools, trino
 from gazette_platform.platform.component import HOST
 from gazette_platform.platform.layout import Endpoints, pyspark_jars
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.platform.component import Component
     from gazette_platform.platform.layout import PlatformDir
-
-__all__ = [
-    "NOT_LIGHT",
-    "OPTIONAL",
-    "PlatformOptions",
-    "check_extras",
-    "components_of",
-    "endpoints_of",
-    "environment_of",
-    "install_tools",
-    "shell_environment",
-    "upgraded",
-]
 
 # What `--without` may name. The rest is the journal service itself.
 OPTIONAL = ("metastore", "trino", "dagster", "broker", "typed")
@@ -65,9 +52,9 @@ class PlatformOptions:
     """Of fragments and tables, for engines: an ``s3://`` URL; ``s3``: a server of the platform's own;
     empty: folders only."""
     metastore: str = ""
-    """``thrift://host:port`` of a Hive Metastore of one's own, used in place of the platform's."""
+    """``thrift://host:port`` of your own Hive Metastore, used in place of the platform's."""
     trino: str = ""
-    """``http(s)://host:port`` of a Trino of one's own, used in place of the platform's."""
+    """``http(s)://host:port`` of your own Trino, used in place of the platform's."""
     catalog: str = ""
     """Of typed tables: the address of a REST server or database; empty: the metastore."""
 
@@ -153,10 +140,10 @@ class PlatformOptions:
             if not path.is_file():
                 raise ValidationError(f"there is no file {path}", path="--definitions")
             if path.suffix != ".py":
-                raise ValidationError(f"{path} is no Python file (*.py)", path="--definitions")
+                raise ValidationError(f"{path} is not a Python file (*.py)", path="--definitions")
             if path.stem in stems:
                 raise ValidationError(
-                    f"{path.name} is there twice: rename one of the files", path="--definitions"
+                    f"{path.name} is repeated: rename one of the files", path="--definitions"
                 )
             stems.add(path.stem)
 
@@ -250,7 +237,7 @@ def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoint
 def environment_of(
     layout: PlatformDir, endpoints: Endpoints, *, has_trino: bool = False
 ) -> dict[str, str]:
-    """Variables by which the lake, Dagster and Spark find this platform.
+    """Variables that let the lake, Dagster and Spark find this platform.
 
     Args:
         layout: its folders.
@@ -308,7 +295,7 @@ def shell_environment(layout: PlatformDir, endpoints: Endpoints) -> dict[str, st
 
 
 def _typed_catalogs(options: PlatformOptions, warehouse: str) -> list[trino.ExtraCatalog]:
-    """What Trino is told of a catalog of typed tables, if that is not the metastore."""
+    """Trino's settings for a catalog of typed tables, if that is not the metastore."""
     catalog = options.iceberg_catalog
     if catalog.kind == "hive":
         return []

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["Child", "log_tail", "private_files", "stop_process"]
-
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _KILL_WAIT_S = 5.0
@@ -119,7 +117,7 @@ def _tie_to_parent(parent: int) -> Callable[[], None] | None:
 
     def tie() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        # The parent may have died before the call: then nobody would ever send the signal.
+        # The parent may have died before the call: then the signal would never be sent.
         if os.getppid() != parent:
             os._exit(1)
 

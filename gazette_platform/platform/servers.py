@@ -186,7 +186,7 @@ def own_store(port: int) -> str:
 
 
 def read_keys(folder: Path) -> dict[str, str]:
-    """Variables by which AWS tools get the keys of the server in `folder`, made if there are none.
+    """Variables that give AWS tools the keys of the server in `folder`, made if there are none.
 
     Raises: SetupError: the file with them was changed.
     """
@@ -262,7 +262,7 @@ def typed_component(
 
     Args:
         layout: folders of the platform.
-        environment: by which programs find the platform.
+        environment: variables that let programs find the platform.
         requires: what runs call.
     """
     return Component(

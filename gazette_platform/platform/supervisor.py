@@ -1,6 +1,6 @@
 """One process that starts the components of a platform, watches them, and stops them.
 
-It owns a folder: a lock keeps a second one away, ``supervisor.json`` tells others which processes
+It owns a folder: a lock keeps a second one away, ``supervisor.json`` shows others which processes
 belong to it, and a folder that was left by a killed supervisor is cleaned up before it is used.
 
     waiting ──requirements ready──▶ starting ──ready()──▶ ready ──stop──▶ stopped
@@ -8,7 +8,7 @@ belong to it, and a folder that was left by a killed supervisor is cleaned up be
 
 That holds until all have been ready. From then on a component that ends, or does not become ready, is
 started again after a growing pause, without end, and all others run on: whoever appends needs no metastore,
-and a broker whose etcd is out of space comes back once somebody has mended it.
+and a broker whose etcd is out of space comes back once it was repaired.
 
 A later ``gazette up`` may ask for more components: it writes ``request.json`` and sends SIGUSR1. The new ones are started beside
 those that run; if one of them fails, the new ones are stopped, and the platform is as it was.
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from gazette_platform.platform.component import Component
     from gazette_platform.platform.layout import Endpoints, PlatformDir
 
-__all__ = ["ComponentFailed", "Observer", "Supervisor", "remove_leftovers"]
-
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
@@ -77,7 +75,7 @@ class ComponentFailed(SetupError):
 
 
 class Observer(Protocol):
-    """Is told how the platform comes up."""
+    """Receives how the platform comes up."""
 
     def changed(self, state: PlatformState) -> None:
         """The phase, or the state of a component, changed."""
@@ -95,7 +93,7 @@ class Supervisor:
     Args:
         layout: its folder.
         options: what is part of it.
-        observer: told of every change.
+        observer: called with every change.
         build: makes the components from layout, options and ports.
     """
 
@@ -249,7 +247,10 @@ class Supervisor:
         if child.exit_code() is not None:
             return child.how_it_ended()
         if not self._look_whether_ready(component, pool):
-            return f"was not ready within {component.start_timeout_s:.0f} s"
+            return (
+                f"was not ready within {component.start_timeout_s:.0f} s; if the machine was busy, run `gazette up` "
+                "again"
+            )
         return ""
 
     def _look_whether_ready(self, component: Component, pool: ThreadPoolExecutor) -> bool:
@@ -446,7 +447,7 @@ class Supervisor:
             time.sleep(_POLL_S)
 
     def _ask_unneeded(self, names: Collection[str], stopping: dict[str, float]) -> None:
-        # A component goes when nobody that needs it is left: the reverse of how they came.
+        # A component goes when no other that needs it is left: the reverse of how they came.
         needed = {
             name
             for c in self._components

@@ -37,23 +37,6 @@ from gazette_platform.platform.download import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "azure_server",
-    "cache_dir",
-    "dataset",
-    "etcd",
-    "gcs_server",
-    "grpc_java_jars",
-    "h2spec",
-    "iceberg_spark_runtime",
-    "install_all",
-    "java",
-    "postgres_driver",
-    "s3_jars",
-    "s3_server",
-    "trino",
-]
-
 _log = logging.getLogger(__name__)
 
 _INSTALL_TIMEOUT_S = 1800
@@ -129,7 +112,7 @@ def iceberg_spark_runtime() -> Path:
 
 
 def postgres_driver() -> Path:
-    """The jar by which Spark reaches PostgreSQL, installed if need be."""
+    """The jar of Spark's driver for PostgreSQL, installed if need be."""
     return _jar("postgresql", "PostgreSQL for Spark")
 
 
@@ -432,7 +415,9 @@ def _unpack_trino(into: Path) -> None:
     with show_step(f"unpacking Trino {artifact.version}"):
         # Jars are hard links across plugins, so all is unpacked and then pruned.
         with tarfile.open(archive, "r:gz") as tar:
-            tar.extractall(into, filter="tar")
+            # As an attribute, which Python below 3.11.4 ignores; the parameter `filter` is a TypeError there.
+            tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+            tar.extractall(into)  # noqa: S202  its digest is pinned
         for entry in (into / inside).iterdir():
             entry.rename(into / entry.name)
         (into / inside).rmdir()
@@ -446,7 +431,7 @@ def _share_classes(runtime: Path) -> None:
     """Make the archive of Java's own classes, which slim runtimes lack: a JVM maps it at its start.
 
     A Spark or Trino takes a tenth less of a processor until it is ready. Where it cannot be made,
-    as in a cache of somebody else, Java does without.
+    as in another user's cache, Java does without.
     """
     archive = runtime / "lib" / "server" / "classes.jsa"
     if archive.exists() or not os.access(archive.parent, os.W_OK):

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
     from gazette_platform.lake.s3 import S3Access
 
-__all__ = [
-    "GUARD",
-    "NAME",
-    "ExtraCatalog",
-    "guard_component",
-    "trino_components",
-    "write_configuration",
-]
-
 NAME = "trino"
 GUARD = "trino-guard"
 
@@ -142,7 +133,7 @@ def write_configuration(
     extra: Sequence[ExtraCatalog] = (),
     jvm_options: Sequence[str] = (),
 ) -> None:
-    """Write Trino's configuration folder, over what is there; other users cannot read it.
+    """Write Trino's configuration folder, over an existing one; other users cannot read it.
 
     Args:
         host: address to bind.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 LEEWAY_S = 5.0
-"""Seconds by which the clocks of signers and verifiers may differ."""
+"""Seconds that the clocks of signers and verifiers may differ."""
 
 # `AA==`, a single zero byte, is not a key. It says that calls without a token are admitted, as long as
 # not all clients have theirs.

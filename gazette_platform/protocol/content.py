@@ -88,7 +88,7 @@ def encode_replicate_content(pieces: Sequence[bytes | memoryview], delta: int) -
     """A ReplicateRequest of the concatenated pieces, which are not all empty, and `delta` only."""
     length = sum(map(len, pieces))
     if not length:
-        raise ValueError("replicated content is empty, which nobody may send")
+        raise ValueError("replicated content is empty, which is not allowed")
     tail = b"\x28" + _varint(delta) if delta else b""
     return b"".join((b"\x22", _varint(length), *pieces, tail))
 
@@ -129,7 +129,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Value and position behind it; position -1 when there is no whole varint at `at`."""
+    """Value and position after it; position -1 when there is no whole varint at `at`."""
     value = shift = 0
     for i in range(at, min(at + _VARINT_BYTES_MAX, len(raw))):
         byte = raw[i]

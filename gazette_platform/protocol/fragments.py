@@ -86,7 +86,7 @@ class Fragment:
             message.path_postfix = self.path_postfix
 
     def span_into_pb(self, message: pb.Fragment) -> None:
-        """Fill in what tells fragments of one journal apart: offsets and sum."""
+        """Fill in what identifies a fragment of a journal: offsets and sum."""
         message.begin = self.begin
         message.end = self.end
         digest = message.sum

@@ -125,7 +125,7 @@ class LabelSet:
     def with_added(self, name: str, value: str, *, prefix: bool = False) -> LabelSet:
         """The set with `value` among the values of `name`.
 
-        A value that is there both by prefix and exactly is kept by prefix, which implies the other.
+        A value that is given both by prefix and exactly is kept by prefix, which implies the other.
         """
         merged = {(label.name, label.value): label.prefix for label in self.labels}
         merged[name, value] = merged.get((name, value), False) or prefix
@@ -264,7 +264,7 @@ class LabelSelector:
         while rest:
             pattern, match, excludes = _next_term(rest)
             for name, value, prefix in _labels_of_term(pattern, match, rest):
-                # A value that is there by prefix implies the same one exactly.
+                # A value that is given by prefix implies the same one exactly.
                 sets[excludes][name, value] = sets[excludes].get((name, value), False) or prefix
             rest = rest[match.end() :]
         include, exclude = (

@@ -276,7 +276,7 @@ class EtcdHeader:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Who serves a request, by which route, as of which state of etcd."""
+    """Which process serves a request, with its route and the state of etcd."""
 
     process_id: ProcessId | None
     """None only in requests that are proxied to any member of the route."""

@@ -37,14 +37,14 @@ SELECTOR_LABELS_MAX: Final = 8192
 """Labels of a list's selector, included and excluded together: 50 ms to check."""
 
 REGISTER_LABELS_MAX: Final = 4096
-"""Labels by which an append checks and changes registers."""
+"""Labels with which an append checks and changes registers."""
 
 SPEC_BYTES_MAX: Final = 256 * 1024
 SPEC_LABELS_MAX: Final = 1024
 SPEC_STORES_MAX: Final = 32
 
 OFFSET_MAX: Final = 1 << 62
-"""Least offset of a journal's next append: as many bytes again fit behind it."""
+"""Least offset of a journal's next append: as many bytes again fit after it."""
 
 _DELETE_PREFIX_LENGTH_MAX = 512
 
@@ -269,7 +269,7 @@ def _validate_bounds(spec: pb.JournalSpec) -> None:
 
 
 def _validate_postfix(spec: JournalSpec) -> None:
-    """Refuse a template by which the journal's first fragment could not be persisted.
+    """Refuse a template with which the journal's first fragment could not be persisted.
 
     Only specs that are applied are checked, as with their size.
     """
@@ -470,7 +470,7 @@ def validate_list_response(response: pb.ListResponse, *, continuation: bool = Fa
     if not continuation:
         check_field("Header", validate_header, response.header)
     elif response.header.etcd.revision:
-        # Go also writes headers that are present but empty: these are no error.
+        # Go also writes headers that are present but empty: these are not errors.
         raise ValidationError("unexpected Header in a continuation")
     for index, journal in enumerate(response.journals):
         check_field(f"Journals[{index}]", _validate_listed_journal, journal)

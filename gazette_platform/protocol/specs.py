@@ -35,7 +35,7 @@ _BUCKET_SCHEMES = frozenset({"s3", "gs", "azure"})
 STORE_SCHEMES = _BUCKET_SCHEMES | {"azure-ad", "file", "hdfs"}
 """Those of Gazette, and ``hdfs``, which its brokers refuse."""
 
-# What the host of a URL names, where it is no bucket.
+# What the host of a URL names, where it is not a bucket.
 _HOSTS = {"azure-ad": "tenant", "hdfs": "namenode"}
 
 # Control characters, surrogates, and separators of lines and paragraphs.

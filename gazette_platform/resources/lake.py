@@ -24,14 +24,12 @@ from gazette_platform.lake import (
 from gazette_platform.lake.catalogs import HIVE, ICEBERG
 from gazette_platform.lake.iceberg_catalog import IcebergCatalog
 from gazette_platform.lake.links import table_link
-from gazette_platform.lake.registration import Metastore
+from gazette_platform.lake.raw.registration import Metastore
 from gazette_platform.lake.rollups import RollupFolder, read_rollup_folder
 
 if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.iceberg.metastore import IcebergTables
-
-__all__ = ["LakeResource", "MetastoreResource", "catalog_digest"]
 
 
 class MetastoreResource(ConfigurableResource["MetastoreResource"]):
@@ -76,14 +74,14 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     loaded: str = Field(default="", description="Digest of the folder when definitions loaded.")
 
     def folder(self) -> SpecFolder:
-        """Table specs, and what is refused, read anew from the folder."""
+        """Table specs, and what is refused, read again from the folder."""
         return read_spec_folder(Path(self.tables)) if self.tables else SpecFolder()
 
     def rollup_folder(self, tables: SpecFolder | None = None) -> RollupFolder:
-        """Rollups, and what is refused, read anew from their folder.
+        """Rollups, and what is refused, read again from their folder.
 
         Args:
-            tables: beside which they are; None: those that are there now.
+            tables: those beside them; None: the existing ones.
         """
         return read_rollup_folder(self.rollups, (tables or self.folder()).tables)
 

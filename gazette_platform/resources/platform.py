@@ -3,13 +3,11 @@
 import os
 
 from gazette_platform.lake import LakeSettings, SpecFolder
+from gazette_platform.lake.engines.spark import spark_configuration
 from gazette_platform.lake.rollups import RollupFolder
-from gazette_platform.lake.spark import spark_configuration
 from gazette_platform.resources.lake import LakeResource, MetastoreResource, catalog_digest
 from gazette_platform.resources.services import BrokerResource, TrinoResource
 from gazette_platform.resources.spark import NoSparkResource, SparkResource
-
-__all__ = ["platform_resources"]
 
 
 def platform_resources(
@@ -20,7 +18,7 @@ def platform_resources(
 ) -> dict[str, object]:
     """Resources ``broker``, ``metastore``, ``lake``, ``trino`` and ``spark``.
 
-    A server, or Spark, that is not configured is told when it is used.
+    A server, or Spark, that is not configured raises when it is used.
 
     Args:
         settings: where all is; None: as the environment says.

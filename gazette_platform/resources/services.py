@@ -13,9 +13,7 @@ from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import BrokerSource, FragmentSource
 from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
-from gazette_platform.lake.trino import TrinoLogin, TrinoSession
-
-__all__ = ["BrokerResource", "TrinoResource"]
+from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
 
 # A tick that cannot reach a broker should say so, and leave the next one to try.
 _RETRY_TIMEOUT_S = 20.0
@@ -67,7 +65,7 @@ class BrokerResource(ConfigurableResource["BrokerResource"]):
 class TrinoResource(ConfigurableResource["TrinoResource"]):
     """Trino, over its DB-API client.
 
-    Passwords and tokens are no part of it, since Dagster shows resources: they are taken from the
+    Passwords and tokens are not part of it, since Dagster shows resources: they are taken from the
     environment at each query, as `TrinoLogin.from_environment` reads it.
     """
 

@@ -9,9 +9,7 @@ from pyspark.sql import SparkSession
 from typing_extensions import override
 
 from gazette_platform.errors import SetupError
-from gazette_platform.lake.spark import open_session
-
-__all__ = ["NoSparkResource", "SparkResource"]
+from gazette_platform.lake.engines.spark import open_session
 
 
 class SparkResource(LazyPySparkResource):

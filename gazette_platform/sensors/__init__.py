@@ -1,4 +1,4 @@
-"""Dagster sensors: some register fragments as tables, one tells of typed tables, one keeps the catalog up to date."""
+"""Dagster sensors: some register fragments as tables, one reports typed tables, one keeps the catalog up to date."""
 
 from gazette_platform.sensors.catalog import catalog_sensor
 from gazette_platform.sensors.fragments import fragments_sensor, fragments_sensors

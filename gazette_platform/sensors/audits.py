@@ -1,9 +1,9 @@
-"""Audits of a tick: which journals to look at, what is known to be wrong, and when to tell.
+"""Audits of a tick: which journals to look at, what is known to be wrong, and when to report it.
 
 Each tick audits the journals whose Hive partitions it changed, from the first of these on, those that
 had overlaps, and one slice of one more journal in turn, so that all of a table is looked at again and
 again with bounded work. What was found is kept in the cursor until an audit of the same bytes finds
-otherwise. An overlap that was told before, and is still there, is repaired if it can be.
+otherwise. An overlap that was reported before, and persists, is repaired if it can be.
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ from gazette_platform.lake import (
     missing_columns,
     without_columns,
 )
-from gazette_platform.lake.accounting import partition_accounts
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.fit import is_of_spec
-from gazette_platform.lake.standing import partition_standings
-from gazette_platform.lake.tables import text_columns
-from gazette_platform.lake.unfit_finding import PartitionFit, partition_fit, table_finding
+from gazette_platform.lake.raw.accounting import partition_accounts
+from gazette_platform.lake.raw.audits.fit import is_of_spec
+from gazette_platform.lake.raw.audits.status import partition_standings
+from gazette_platform.lake.raw.audits.unfit_finding import (
+    PartitionFit,
+    partition_fit,
+    table_finding,
+)
+from gazette_platform.lake.raw.tables import text_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,9 +51,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.assets.checked import Checked
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.registration import Metastore
-
-__all__ = ["AuditOutcome", "AuditState", "TableAudits"]
+    from gazette_platform.lake.raw.registration import Metastore
 
 # Hive partitions with unfit records: those that are known of a table, and those looked at again a tick.
 _UNFIT_MAX = 200
@@ -58,7 +60,7 @@ _UNFIT_LOOKED_MAX = 50
 _AGAIN_MAX = 20
 # Seconds after which checks say how much they looked at if that has changed at all.
 _SAID_S = 600
-# In place of a digest: checks are to be told whatever it is.
+# In place of a digest: checks are to be reported whatever it is.
 _OUTGROWN = "outgrown"
 _JOURNALS_MAX = 16
 # Of a kind. Files that the exact view leaves out are kept whatever their number, without their texts.
@@ -91,15 +93,15 @@ class AuditState:
     refused: Mapping[str, str] = field(default_factory=dict)
     """By path: why a file that others cover is not to be moved."""
     told: str = ""
-    """Digest of the findings last told to Dagster; empty: never."""
+    """Digest of the findings last reported to Dagster; empty: never."""
     records: int = -1
-    """Of the table when checks were last told; -1: not known."""
+    """Of the table when checks were last reported; -1: not known."""
     told_at: int = 0
     """When that was, in Unix seconds."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the table is to be looked at at once: never told of, or something is wrong."""
+        """Whether the table is to be looked at at once: never reported, or something is wrong."""
         is_wrong = self.findings or self.fits or self.again or self.is_blocked
         return not self.told or bool(is_wrong)
 
@@ -155,7 +157,7 @@ def _findings_from_json(rows: Iterable[Any]) -> tuple[Finding, ...]:
 @final
 @dataclass(frozen=True, slots=True)
 class AuditOutcome:
-    """What an audit has to tell."""
+    """The report of an audit."""
 
     state: AuditState = field(default_factory=AuditState)
     evaluations: Sequence[AssetCheckEvaluation] = ()
@@ -190,9 +192,9 @@ class TableAudits:
         checked: Checked | None = None,
         now_s: float = 0,
     ) -> AuditOutcome:
-        """Audit a part of a table, repair it, update its exact view, and tell what changed.
+        """Audit a part of a table, repair it, update its exact view, and report what changed.
 
-        Checks are told again, too, when the table has grown by 1 % since, or by anything in ten minutes: green
+        Checks are reported again, too, when the table has grown by 1 % since, or by anything in ten minutes: green
         ones say how much they looked at.
 
         A table that is not made yet has nothing to audit. Nor has one whose selector matches no
@@ -246,7 +248,7 @@ class TableAudits:
                 state = replace(state, offset=audit.end or 0 if audit is not None else 0)
         if not is_at_turn:
             state = replace(state, journal=before.journal, offset=before.offset)
-        # A finding that is new is told first, which turns the check red and corrects the view.
+        # A new finding is reported first, which turns the check red and corrects the view.
         targets = [
             f
             for f in findings
@@ -353,7 +355,7 @@ def _unfit(
 ) -> tuple[list[PartitionFit], list[tuple[str, int]]]:
     """What does not fit of Hive partitions that a tick touched, of some of those known, and of the others as it was.
 
-    Nothing known, and nothing told, is looked up in all accounts: a red check must not turn green because of that.
+    With nothing known and nothing reported, all accounts are looked through: a red check must not turn green because of that.
 
     Returns: these, those to be looked at next first; and fragments to count again.
     """
@@ -382,14 +384,14 @@ def _unfit(
 
 
 def _told(finding: Finding) -> str:
-    """What tells a finding from another one: of unfit records not how many others there are by now."""
+    """What distinguishes a finding from another one: of unfit records not how many others there are by now."""
     if finding.unfit and finding.values:
         return " ".join(finding.values)
     return finding.text or finding.path
 
 
 def _is_outgrown(state: AuditState, checked: Checked, now_s: float) -> bool:
-    """Whether what checks said of the size of the table is to be told again."""
+    """Whether what checks said of the size of the table is to be reported again."""
     if not state.told or checked.records is None or checked.records == state.records:
         return False
     is_late = now_s - state.told_at >= _SAID_S

@@ -4,7 +4,7 @@ Dagster reads definitions when it loads a code location. A table spec written la
 sensor `fragments` at once, but its description, lineage, checks and freshness policy are shown only
 after a reload, and a rollup runs only then. This sensor asks the web server for one when specs have
 changed. The daemon sees it at once where both have one code server, as under `gazette up`; else it loads
-definitions anew each minute. It also tells what is wrong with files of rollups, in the check of their folder,
+definitions again each minute. It also reports what is wrong with files of rollups, in the check of their folder,
 and with their queries, in the check `query_fits` of each.
 """
 
@@ -32,8 +32,6 @@ from gazette_platform.lake.rollups.query_check import check_queries, made_by, so
 from gazette_platform.protocol import JournalSpec
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 from gazette_platform.resources.lake import catalog_digest
-
-__all__ = ["catalog_sensor", "reload_location"]
 
 _INTERVAL_S = 5
 _RELOAD_TIMEOUT_S = 120
@@ -67,7 +65,7 @@ def catalog_sensor(
     queries = _checked_queries(context, lake, metastore, broker, tables, rollups, checked)
     events += queries.events
     origin = context.code_location_origin if lake.dagster_ui else None
-    # A web server that somebody else reloads tells what it has loaded when it is.
+    # A web server that others reload says what it has loaded once it has.
     if current == ((loaded if origin else None) or lake.loaded):
         reason = "The catalog is up to date."
     elif origin is None:
@@ -132,7 +130,7 @@ def _checked_queries(  # noqa: PLR0917
 
 
 def reload_location(dagster: str, location: str) -> None:
-    """Have the web server at `dagster` load a code location anew; returns when it has.
+    """Let the web server at `dagster` reload a code location; returns when it has.
 
     Raises: SetupError: it cannot be reached, or the location does not load.
     """

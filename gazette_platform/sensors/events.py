@@ -1,4 +1,4 @@
-"""What a tick tells Dagster: one event per time of a table and per journal."""
+"""What a tick reports to Dagster: one event per time of a table and per journal."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from urllib.parse import unquote
 
 from dagster import AssetMaterialization, AssetObservation, MetadataValue
 
-from gazette_platform.assets.partition_keys import time_partition
 from gazette_platform.assets.raw import (
     SPECS_KEY,
     column_schema,
     describes_partitions,
     journals_key,
     table_key,
+    time_partition,
 )
 from gazette_platform.lake import PartitionColumn, partition_key
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.layout import partition_values
 from gazette_platform.lake.links import partition_query
+from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.text import counted
-from gazette_platform.sensors.versions import DATA_VERSION, data_version
+from gazette_platform.sensors.reports import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,20 +35,8 @@ if TYPE_CHECKING:
         SpecFolder,
         TableSpec,
     )
-    from gazette_platform.lake.times import TimeAccount
-    from gazette_platform.sensors.told import Added, TableRows
-
-__all__ = [
-    "journal_materialization",
-    "journal_name",
-    "journal_partition",
-    "materialization",
-    "moved_aside",
-    "observation",
-    "pruned_materialization",
-    "repair_materialization",
-    "specs_materialization",
-]
+    from gazette_platform.lake.raw.times import TimeAccount
+    from gazette_platform.sensors.reports import Added, TableRows
 
 _JOURNAL = PartitionColumn(key="journal", column="journal", type="string")
 _PROBLEMS_SHOWN = 20
@@ -110,7 +98,7 @@ def materialization(
 def pruned_materialization(
     event: AssetMaterialization, journal: str, added: Added
 ) -> AssetMaterialization:
-    """The `materialization` of a time of which all of a journal was pruned: its Hive partition is dropped then."""
+    """The `materialization` of a time that lost all of a journal to a prune: its Hive partition is dropped then."""
     count = -added.fragments
     all_of_it = "the only fragment" if count == 1 else f"all {count} fragments"
     text = f"{all_of_it} of {journal} {'was' if count == 1 else 'were'} pruned"
@@ -172,7 +160,7 @@ def _totals(
 
 
 def _offsets(covered: Mapping[str, Sequence[tuple[int, int]]]) -> str:
-    """Which bytes of which journals there are: of some journals, and some spans of each.
+    """Bytes by journal: of some journals, and some spans of each.
 
     Args:
         covered: spans [begin, end) by journal.
@@ -213,7 +201,7 @@ def specs_materialization(folder: SpecFolder) -> AssetMaterialization:
 
 
 def journal_materialization(table: str, progress: JournalProgress) -> AssetMaterialization:
-    """The event of a journal of which something was registered."""
+    """The event of a journal with newly registered content."""
     return AssetMaterialization(
         asset_key=journals_key(table),
         partition=journal_partition(progress.journal),
@@ -224,7 +212,7 @@ def journal_materialization(table: str, progress: JournalProgress) -> AssetMater
 
 
 def observation(table: str, progress: JournalProgress) -> AssetObservation:
-    """How far a journal is, of which nothing was registered meanwhile."""
+    """The progress of a journal without newly registered content."""
     return AssetObservation(
         asset_key=journals_key(table),
         partition=journal_partition(progress.journal),

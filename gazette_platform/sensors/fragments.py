@@ -1,14 +1,14 @@
 """The sensors that turn persisted fragments into tables: one, or several that share the tables out.
 
-They serve all table specs, because they read their folder anew at each tick: a spec written
+They serve all table specs, because they read their folder again at each tick: a spec written
 while the platform runs works at the next tick, with no restart and no reload. Each tick moves each
 table of its sensor on by a bounded amount of work. A table with a problem holds up no other: the problem is a line
-in the tick's log, and turns the table's check `keeps_up` red. A tick that has nothing to tell Dagster gives
+in the tick's log, and turns the table's check `keeps_up` red. A tick that has nothing to report to Dagster gives
 its problems as the reason why; Dagster calls ticks without runs skipped, whatever they did.
 
 Dagster stores a tick's events first and its cursor last, so a crash between them replays the tick.
 Registration is idempotent by content, so the replay registers nothing twice; and events follow from
-what accounts say and Dagster was told, so it tells just what was not told.
+what accounts say with Dagster's events, so it reports just what was not reported.
 
 Work is shared out by turns. A tick ends by its own clock, and the next one begins with the table that
 had no time; and each looks again at one slice of what was registered long ago.
@@ -42,30 +42,27 @@ from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import observation, specs_materialization
 from gazette_platform.sensors.hand_over import former_cursors, former_retention
-from gazette_platform.sensors.outcome import TickOutcome
+from gazette_platform.sensors.reporting import KnownSlice, Telling, TellingPorts
+from gazette_platform.sensors.reports import InstanceTold, Told
 from gazette_platform.sensors.retention import PruneTick, Retention
 from gazette_platform.sensors.shards import Shard, epoch_metadata, epoch_of, shards
-from gazette_platform.sensors.telling import KnownSlice, Telling, TellingPorts
-from gazette_platform.sensors.told import InstanceTold, Told
-from gazette_platform.sensors.turns import TickState, following, in_turn
+from gazette_platform.sensors.tick import TickOutcome, TickState, following, in_turn
 from gazette_platform.sensors.waits import follow
-
-__all__ = ["TickOutcome", "TickPorts", "fragments_sensor", "fragments_sensors", "run_tick"]
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 3
-# Each event is a write of some milliseconds to Dagster's storage: a tick that tells more than this
+# Each event is a write of some milliseconds to Dagster's storage: a tick that reports more than this
 # leaves the other tables to the next one.
 _EVENTS_MAX = 2000
-# Seconds for which a tick of a sensor that is no more may go on after the number of sensors was changed. If
-# two told of a table at the same time, both would tell the same rows.
+# Seconds for which a tick of a removed sensor may go on after the number of sensors was changed. If
+# two reported a table at the same time, both would report the same rows.
 _HAND_OVER_S = 60.0
 _RESTS = (
-    "Waits for a minute, since tables are shared out anew: a tick of a sensor that had them may not have "
+    "Waits for a minute, since tables are shared out again: a tick of a sensor that had them may not have "
     "ended yet."
 )
 # Seconds after which a tick begins nothing more. Dagster gives up on one, with all its events, after
-# 60 s unless it is told otherwise; what was begun by then has the rest.
+# 60 s by default; what was begun by then has the rest.
 _TICK_S = 25.0
 # Of these, at the end: nothing more is registered then, so that the audit of what was has time. Without it, rollups
 # might run before the check that stops them is red.
@@ -96,8 +93,8 @@ def _sensor_of(shard: Shard, fills: Sequence[AssetKey] = ()) -> SensorDefinition
         minimum_interval_seconds=_INTERVAL_S,
         default_status=DefaultSensorStatus.RUNNING,
         description="Registers persisted fragments as Hive partitions of the tables in the folder of "
-        f"table specs{part}, and tells Dagster of them. It starts no runs: Dagster calls a tick "
-        "skipped that starts none, whatever it did, and a reason is there only if there was nothing to do.",
+        f"table specs{part}, and reports them to Dagster. It starts no runs: Dagster calls a tick "
+        "skipped that starts none, whatever it did, and gives a reason only if there was nothing to do.",
         asset_selection=fills or None,
     )
     def register(
@@ -133,7 +130,7 @@ def fragments_sensors(count: int, folder: SpecFolder | None = None) -> list[Sens
 
 
 def _fills(shard: Shard, folder: SpecFolder) -> list[AssetKey]:
-    """Return the assets that a sensor tells of."""
+    """Return the assets that a sensor reports."""
     part = shard.part_of(folder)
     tables = sorted({*part.specs, *(bad.table for bad in part.refused.values() if bad.table)})
     keys = [table_key(table) for table in tables]
@@ -164,7 +161,7 @@ def _tick(
     cursor = replace(cursor, rests_from=0).of(shard.owns)
     folder = lake.folder()
     if not folder.specs and not folder.refused and cursor.folder in {"", folder.digest}:
-        # The folder may just not be there: nothing is forgotten.
+        # The folder may just be missing: nothing is forgotten.
         return SensorResult(
             skip_reason=f"No table specs (*.yaml) in {lake.tables}.", cursor=cursor.dump()
         )
@@ -234,7 +231,7 @@ def run_tick(
     """Move every table of a sensor on, in turn. Tables whose spec is gone are forgotten by the cursor.
 
     Args:
-        ports: registrar, audits, and what Dagster was told.
+        ports: registrar, audits, and Dagster's events.
         folder: specs of all tables. While some are refused, no table is forgotten.
         cursor: of the last tick, as `SensorCursor.of` gives it.
         shard: whose tables they are; None: all are.
@@ -307,13 +304,13 @@ def _blocks(event: object) -> bool:
 def _follow_prunes(
     retention: Retention, tick: PruneTick, state: TickState, outcome: TickOutcome
 ) -> None:
-    """What there is time for, once all tables had their turn."""
+    """Further work, once all tables had their turn and time is left."""
     try:
         found = retention.run(tick, state.retention)
     except GazetteError as err:
         outcome.warnings.append(_one_line(str(err)))
         return
-    except Exception as err:  # noqa: BLE001  as in `_run_table`: what was registered is told all the same
+    except Exception as err:  # noqa: BLE001  as in `_run_table`: what was registered is reported all the same
         _log.warning("following prunes ended", exc_info=err)
         outcome.warnings.append(_one_line(f"prunes: unexpected {type(err).__name__}: {err}"))
         return
@@ -372,7 +369,7 @@ def _run_table(
         if again is not None and report.swept is None:
             looked = telling.look_again(report, again.looked)
         telling.tell(report, looked)
-        # Only now: what is not told would not be touched again.
+        # Only now: what is not reported would not be touched again.
         state.tables[name] = report.cursors
         if report.swept is not None or looked.following:
             ran.again = _Round(report.swept or SweepPoint(), looked.following)
@@ -422,7 +419,7 @@ def _tell_problems(  # noqa: PLR0917
     file: str,
     journals: int | None = None,
 ) -> None:
-    """What keeps a table from keeping up; Dagster is told when that has changed."""
+    """What keeps a table from keeping up; reported to Dagster when it has changed."""
     outcome.problems += [
         text if not file or text.startswith(f"{file}: ") else f"{file}: {text}" for text in problems
     ]

@@ -1,6 +1,6 @@
-"""What sensors pass on when their number changes and tables are shared out anew.
+"""What sensors pass on when their number changes and tables are shared out again.
 
-Nearly nothing has to be: what is registered is in the metastore, and what was told in Dagster. But that brokers once listed
+Nearly nothing has to be: what is registered is in the metastore, and what was reported in Dagster. But that brokers once listed
 nothing of a journal any more is known to the cursors alone. Were that lost while a store is away, what is gone with it
 might be taken for a prune.
 """
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dagster import SensorEvaluationContext
-
-__all__ = ["former_cursors", "former_retention"]
 
 _NAMES: Final = re.compile(r"fragments(_\d+)?")
 

@@ -1,16 +1,16 @@
-"""A tick's part in following prunes: whose turn it is, what Dagster is told, and when a Hive partition goes.
+"""A tick's part in following prunes: whose turn it is, what is reported to Dagster, and when a Hive partition goes.
 
 Each tick asks for the beginnings of a few journals, where nearly all prunes are, and looks at some Hive partitions of one
 journal: of one whose beginning moved, else of the next one in turn, so that all is looked at again and again with
-bounded work. A Hive partition that lost all goes in steps, each of which the next tick sees by what is there:
+bounded work. A Hive partition that lost all goes in steps, and the next tick sees from the state which one is next:
 
-1. its accounts are emptied, and the newest event of its time in Dagster says otherwise: it is told;
-2. it was told, and no journal has anything left at that time: the partition of the time is deleted in Dagster;
+1. its accounts are emptied, and the newest event of its time in Dagster says otherwise: it is reported;
+2. it was reported, and no journal has anything left at that time: the partition of the time is deleted in Dagster;
 3. Dagster has no such partition: the Hive partition is dropped.
 
-Where other journals have something left at that time, it is told and dropped at once: the time goes on being compared with what was told.
+Where other journals have something left at that time, it is reported and dropped at once: the time goes on being compared with Dagster's events.
 
-So a tick that was killed, a lost cursor or a lost home of Dagster leave nothing untold, and nothing is told twice.
+So a tick that was killed, a lost cursor or a lost home of Dagster leave nothing unreported, and nothing is reported twice.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from gazette_platform.assets.partition_keys import former_partitions, time_partition
-from gazette_platform.assets.raw import table_key, table_partitions
+from gazette_platform.assets.raw import (
+    former_partitions,
+    table_key,
+    table_partitions,
+    time_partition,
+)
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
-from gazette_platform.lake.retention import Break
-from gazette_platform.lake.times import time_of
+from gazette_platform.lake.raw.prunes.retention import Break
+from gazette_platform.lake.raw.times import time_of
 from gazette_platform.ops.text import counted
-from gazette_platform.sensors.versions import data_version
+from gazette_platform.sensors.reports import data_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,18 +38,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake import Look, PartitionAccount, Shrinker, TableSpec
-    from gazette_platform.lake.registration import Metastore
-    from gazette_platform.lake.times import TimeAccount
-    from gazette_platform.sensors.told import Told
-
-__all__ = [
-    "PrunePoint",
-    "PruneTick",
-    "Retention",
-    "RetentionOutcome",
-    "RetentionState",
-    "Teller",
-]
+    from gazette_platform.lake.raw.registration import Metastore
+    from gazette_platform.lake.raw.times import TimeAccount
+    from gazette_platform.sensors.reports import Told
 
 # Beginnings of journals asked for in a tick.
 _FRONTS_MAX = 8
@@ -145,10 +140,10 @@ class RetentionState:
 
 
 class Teller(Protocol):
-    """Tells Dagster of a table; see `telling.Telling`, which is above cursors, as they are above this."""
+    """Reports a table to Dagster; see `telling.Telling`, which is above cursors, as they are above this."""
 
     def tell_accounts(self, table: HiveTable, accounts: Sequence[PartitionAccount]) -> None:
-        """Of the times of those `accounts`, as far as they differ from what was told."""
+        """Of the times of those `accounts`, as far as they differ from what was reported."""
         ...
 
     def fold(self, table: HiveTable, accounts: Sequence[PartitionAccount]) -> list[TimeAccount]:
@@ -156,7 +151,7 @@ class Teller(Protocol):
         ...
 
     def tell_pruned(self, account: TimeAccount, journal: str) -> None:
-        """What is left at a time of which all of a journal was pruned."""
+        """What is left at a time that lost all of a journal to a prune."""
         ...
 
 
@@ -170,9 +165,9 @@ class PruneTick:
     cursors: Mapping[str, Mapping[str, JournalCursor]]
     """By table and journal, how far they were registered *before* this tick."""
     told: Told
-    """What Dagster was told."""
+    """What Dagster's events say."""
     tellings: Mapping[str, Teller]
-    """By table: tell it more."""
+    """By table: report more of it."""
     is_over: Callable[[], bool]
     """Whether the tick's time is up."""
 
@@ -207,7 +202,7 @@ class Retention:
         A journal that cannot be listed, or a metastore that cannot be reached, loses its turn.
 
         Args:
-            tick: what there is to do that with.
+            tick: the means to do that.
             state: as the last tick left it, with what this one found broken.
         """
         outcome = RetentionOutcome(state)
@@ -266,7 +261,7 @@ class _Turn:
         urgent = outcome.state.urgent
         if urgent is not None and not self._tick.is_over():
             is_done, following = self._try(urgent)
-            # A part of which nothing is gone is behind what was pruned.
+            # A part without losses comes after what was pruned.
             outcome.state = replace(outcome.state, urgent=None if is_done else following)
             if not is_done:
                 return
@@ -277,7 +272,7 @@ class _Turn:
             outcome.state = replace(outcome.state, point=behind)
 
     def _try(self, point: PrunePoint) -> tuple[bool, PrunePoint | None]:
-        """`_look`, of which an error is told, and costs the journal its turn."""
+        """`_look`; an error of it is reported, and costs the journal its turn."""
         spec = self._tick.specs.get(point.table)
         if spec is None:
             return True, None
@@ -310,7 +305,7 @@ class _Turn:
             is_over=self._tick.is_over,
         )
         self._note(name, journal, look, is_first=not point.after)
-        # Those that an earlier tick changed, and could not tell of, come up among what Dagster knows.
+        # Those that an earlier tick changed, and could not report, come up among what Dagster knows.
         self._tick.tellings[name].tell_accounts(table, look.changed)
         is_pending = self._settle(spec, table, look.emptied)
         if look.shrunk:
@@ -347,7 +342,7 @@ class _Turn:
             if not is_told:
                 telling.tell_pruned(whole, account.journal)
             if whole.filled and not left:
-                # The time stays, so what differs there is told however this tick ends; nor may something of which
+                # The time stays, so what differs there is reported however this tick ends; nor may something whose
                 # something is registered at each tick keep it from going.
                 dropped.append(account)
                 continue
@@ -365,7 +360,7 @@ class _Turn:
         if gone:
             self._outcome.summaries.append(
                 f"{spec.name}: {counted(len(gone), 'Hive partition was', 'Hive partitions were')} "
-                "dropped, of which all was pruned."
+                "dropped, which lost all to a prune."
             )
         return len(dropped) < len(emptied)
 
@@ -403,7 +398,7 @@ def _break(raw: Any) -> Break:
 
 
 def _order(tick: PruneTick) -> list[tuple[str, str]]:
-    """Tables and journals in turn: a journal of which no cursor knows has nothing registered."""
+    """Tables and journals in turn: a journal that no cursor knows has nothing registered."""
     return [(t, j) for t in sorted(tick.specs) for j in sorted(tick.cursors.get(t, ()))]
 
 
@@ -416,7 +411,7 @@ def _in_turn(point: PrunePoint, tick: PruneTick) -> PrunePoint | None:
 
 
 def _behind(point: PrunePoint, tick: PruneTick) -> PrunePoint:
-    """The begin of the journal behind that of `point`; of the first one behind the last."""
+    """The begin of the journal after that of `point`; of the first one after the last."""
     order = _order(tick)
     behind = [each for each in order if each > (point.table, point.journal)] or order[:1]
     return PrunePoint(*behind[0]) if behind else PrunePoint()

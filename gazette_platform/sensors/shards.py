@@ -1,12 +1,12 @@
 """Tables shared out to sensors: which one has a table, and since when.
 
 The hash of a table's name decides, so a table that is new has its sensor at once, and no sensor needs to know the others.
-What is no table's (the folder of table specs, and files in it that do not say of which table they are) is the first one's.
+What belongs to no table (the folder of table specs, and files in it that name no table) is the first one's.
 
 An *epoch* begins when the number of sensors changes. Each then finds a cursor that its name has left behind long ago, or none.
-Offsets in it may be behind, which repeats nothing, since events follow from what Dagster was told. But what it says of
-problems and audits *as they were told* is not true any more: other sensors told of them meanwhile. So a cursor says of which epoch it
-is, and Dagster knows the newest one by the event of the folder of table specs, which the first sensor tells. What has to be
+Offsets in it may be behind, which repeats nothing, since events follow from Dagster's own log. But what it says of
+problems and audits *as they were reported* is not true any more: other sensors reported them meanwhile. So a cursor says of which epoch it
+is, and Dagster knows the newest one by the event of the folder of table specs, which the first sensor reports. What has to be
 passed on is in `gazette_platform.sensors.hand_over`.
 """
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster import DagsterInstance
-
-__all__ = ["SHARDS_MAX", "Shard", "epoch_metadata", "epoch_of", "shards"]
 
 SHARDS_MAX: Final = 32
 """Sensors. Each is a thread of Dagster's daemon while it ticks, and all are in one process of its code server."""
@@ -55,11 +53,11 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Whether it has what is no table's."""
+        """Whether it has what belongs to no table."""
         return self.index == 0
 
     def owns(self, table: str) -> bool:
-        """Whether it has the table ``schema.table``, or for "" what is no table's."""
+        """Whether it has the table ``schema.table``, or for "" what belongs to no table."""
         if not table:
             return self.is_first
         # Python's own hash differs from process to process.
@@ -91,7 +89,7 @@ def shards(count: int) -> list[Shard]:
 
 
 def epoch_of(instance: DagsterInstance, shard: Shard) -> int:
-    """The epoch that a sensor is in; one query. It is a new one as long as Dagster was told of another number of them."""
+    """The epoch that a sensor is in; one query. It is a new one as long as Dagster knows another number of them."""
     records = instance.fetch_materializations(SPECS_KEY, limit=1).records
     event = records[0].asset_materialization if records else None
     if event is None:

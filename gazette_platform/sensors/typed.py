@@ -1,12 +1,12 @@
-"""The sensor that tells Dagster of typed tables, whoever runs them.
+"""The sensor that reports typed tables to Dagster, whatever process runs them.
 
-What is in a table says the table; what Dagster was told says its log; whatever differs is told, as of raw tables. So a
+The table says what it holds, and Dagster's log what was reported; the sensor reports the difference, as for raw tables. So a
 process that goes on without end is seen, and a run of `gazctl`, and all of it once more when Dagster's home was lost. Runs that
-Dagster starts tell of themselves, in the same words, and then nothing differs. While one is under way its table is left to it:
-if both told what it has published, the same rows would have come twice.
+Dagster starts report themselves, in the same words, and then nothing differs. While one is under way its table is left to it:
+if both reported what it has published, the same rows would count twice.
 
 A tick looks at each table: at a file of metadata, no more, unless something was published. Each tick it is the turn of one
-of them to be looked at thoroughly: its rows are counted, and brokers are asked how far it is behind. What checks say is told
+of them to be looked at thoroughly: its rows are counted, and brokers are asked for its lag. What checks say is reported
 when it has changed.
 """
 
@@ -43,16 +43,14 @@ from gazette_platform.assets.typed_events import (
 from gazette_platform.assets.typed_keys import quarantine_key, typed_key, typed_pairs
 from gazette_platform.errors import GazetteError, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
-from gazette_platform.sensors.turns import following, in_turn
+from gazette_platform.sensors.tick import following, in_turn
 
 if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.typed.runs.lag import Behind
-
-__all__ = ["TypedOutcome", "TypedPorts", "run_typed_tick", "typed_sensor"]
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 20
@@ -86,7 +84,7 @@ class TypedPorts:
 @final
 @dataclass(slots=True)
 class TypedOutcome:
-    """What a tick has to tell."""
+    """The report of a tick."""
 
     events: list[_Event] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -107,7 +105,7 @@ def typed_sensor(pairs: Iterable[tuple[TableSpec, TypedSpec]] = ()) -> SensorDef
         name="typed",
         minimum_interval_seconds=_INTERVAL_S,
         default_status=DefaultSensorStatus.RUNNING,
-        description="Tells Dagster what was published to typed tables, whoever runs them, and what their checks say. "
+        description="Reports to Dagster what was published to typed tables, whatever process runs them, and what their checks say. "
         "It starts no runs: Dagster calls a tick skipped that starts none.",
         asset_selection=fills or None,
     )
@@ -128,7 +126,7 @@ def _tick(
     metastore: MetastoreResource,
     lake: LakeResource,
 ) -> SensorResult:
-    """Tell what is new of every typed table."""
+    """Report what is new of every typed table."""
     pairs = typed_pairs(lake.folder().specs.values())
     if not pairs:
         return SensorResult(
@@ -167,7 +165,7 @@ def _tick(
 def run_typed_tick(
     ports: TypedPorts, pairs: Iterable[tuple[TableSpec, TypedSpec]], cursor: str
 ) -> TypedOutcome:
-    """Tell what differs, of each table. One with a problem holds up no other.
+    """Report what differs, of each table. One with a problem delays no other.
 
     Args:
         ports: what is asked.
@@ -184,7 +182,7 @@ def run_typed_tick(
         with _supervised(outcome, name):
             outcome.events += _published(ports, *specs[name])
         if name == outcome.cursor:
-            # By itself: brokers that are away keep nothing that was published from being told.
+            # By itself: what was published is reported even if brokers are away.
             with _supervised(outcome, name):
                 outcome.events += _changed(ports.instance, _looked_at(ports, *specs[name]))
     return outcome
@@ -210,7 +208,7 @@ def _supervised(outcome: TypedOutcome, name: str) -> Iterator[None]:
 
 
 def _published(ports: TypedPorts, raw: TableSpec, spec: TypedSpec) -> list[_Event]:
-    """What is to be told of one table, if something was published to it since."""
+    """What to report of one table, if something was published to it since."""
     # Slow to import, and every process that loads definitions loads this module.
     from gazette_platform.lake.typed.checks.status import (  # noqa: PLC0415
         completeness_of,
@@ -232,7 +230,7 @@ def _published(ports: TypedPorts, raw: TableSpec, spec: TypedSpec) -> list[_Even
         events.append(event)
     counts = progress.state.counts
     evaluations = [quarantine_evaluation(spec, counts)]
-    # What the newest snapshot says of itself tells whether counting is worth while.
+    # The newest snapshot's summary shows whether counting is worth while.
     is_odd = not spec.key and progress.rows is not None and progress.rows != counts.typed
     if is_odd or progress.state.unaccounted:
         evaluations.append(complete_evaluation(spec, completeness_of(ports.tables, spec)))
@@ -249,7 +247,7 @@ def _looked_at(
         try:
             yield complete_evaluation(spec, completeness_of(ports.tables, spec))
         except (TypedProgressGone, TypedRolledBack):
-            return  # it is told as what is published
+            return  # it is reported as what is published
     yield fresh_evaluation(raw, spec, ports.behind(raw, spec), ports.now_s())
 
 

@@ -2,7 +2,7 @@
 
 A journal *waits* while it has bytes that are in no Hive partition. That is as it should be until its
 fragment closes and its store has it, so a wait is a *stall* only when the first of these bytes stays
-the same for longer than that may take. Of waits that go on Dagster is told now and then, so that the head
+the same for longer than that may take. Waits that go on are reported to Dagster now and then, so that the head
 that brokers reported last, and how far behind it the table is, are to be seen also while nothing arrives.
 
 The cursor holds the time when a wait was seen first, and none while nothing waits: its text is the same
@@ -15,15 +15,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, final
 
-from gazette_platform.lake.overdue import STALLED_S
+from gazette_platform.lake.raw.audits.status import STALLED_S
 from gazette_platform.ops.durations import SECOND_NS, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gazette_platform.lake import JournalProgress, TableReport
-
-__all__ = ["Followed", "Wait", "follow", "stall_text"]
 
 _TOLD_EVERY_S: Final = 60
 # Dagster keeps every event: ten a minute, over all journals that wait, are 14,000 a day.
@@ -42,9 +40,9 @@ class Wait:
     since: int
     """Unix seconds: when it was first seen that this byte is waited for."""
     told_at: int
-    """Unix seconds: when Dagster was last told of this journal, or the wait began."""
+    """Unix seconds: when this journal was last reported to Dagster, or the wait began."""
     told_head: int = -1
-    """The head that it was told of; -1: of none yet."""
+    """The head in that report; -1: none yet."""
 
     def to_json(self) -> list[int]:
         """As JSON values."""
@@ -63,12 +61,12 @@ class Wait:
 @final
 @dataclass(slots=True)
 class Followed:
-    """What waits after a tick, and what is to be told."""
+    """What waits after a tick, and what to report."""
 
     waits: dict[str, Wait] = field(default_factory=dict)
     """By journal."""
     to_tell: list[JournalProgress] = field(default_factory=list)
-    """Journals of which Dagster is to be told, besides those that something was registered of."""
+    """Journals to report to Dagster, besides those with newly registered content."""
     stalls: list[str] = field(default_factory=list)
     """One text a journal that stalls."""
 
@@ -82,7 +80,7 @@ def follow(
         waits: before it, by journal.
         report: what the tick did. Journals that it had no time for go on waiting.
         now_s: unix seconds.
-        waiting: journals that wait, over all tables: the more there are, the less often of each is told.
+        waiting: journals that wait, over all tables: the more there are, the less often each is reported.
     """
     now = int(now_s)
     every_s = max(_TOLD_EVERY_S, _TOLD_APART_S * waiting)
@@ -135,7 +133,7 @@ def stall_text(table: str, progress: JournalProgress, since_s: float) -> str:
     if progress.hole_bytes:
         return (
             f"{text}: brokers list none of them, but what follows: one of them may still be "
-            "uploading, or the bytes are lost (`gazctl journals fragments` lists what there is)"
+            "uploading, or the bytes are lost (`gazctl journals fragments` lists what exists)"
         )
     interval = format_duration(round(progress.flush_interval_s * SECOND_NS))
     return (

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol.auth import Capability
 
-__all__ = ["Authenticator"]
-
 _log = logging.getLogger(__name__)
 
 # Verified tokens that are remembered: clients send one for as long as it is good.

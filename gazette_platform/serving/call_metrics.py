@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-__all__ = ["CallMetrics", "MethodMetrics", "Tallies", "Tally"]
-
 _BOUNDS_S: Final = Histogram.DEFAULT_BUCKETS
 
 
 @final
 class Tally:
-    """A count that a counter learns only when somebody reads the counter.
+    """A count that a counter learns only when the counter is read.
 
     The library's counters take a lock for each increment, which is most of what counting costs.
 
@@ -56,7 +54,7 @@ class Tallies(Collector):
         registry.register(self)
 
     def of(self, counter: Counter) -> Tally:
-        """A tally for `counter`, which nobody else increments."""
+        """A tally for `counter`, which no other code increments."""
         tally = Tally(counter)
         self._all.append(tally)
         return tally

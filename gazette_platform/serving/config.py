@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["ServerConfig", "Wire", "check_setting", "expect_setting"]
-
 _ETCD_SCHEMES: Final = ("http", "https", "unix")
 
 
@@ -226,7 +224,7 @@ class ServerConfig(ABC):
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        """Names by which the HTTP port may be asked for; ``*``: any.
+        """Host names that requests to the HTTP port may carry; ``*``: any.
 
         Any name may be used if no foreign web page can get in. That is so if calls need tokens, which
         such a page does not have, or if the port has TLS: a browser ends the connection unless the

@@ -56,7 +56,7 @@ async def of_call(call: Any, work: Awaitable[T]) -> T:
     except asyncio.CancelledError:
         if is_cancelled():
             raise
-        # Nobody cancelled us. The call was cancelled, because its channel was closed when the peer
+        # We were not cancelled. The call was cancelled, because its channel was closed when the peer
         # left.
         raise RpcFailed(Code.UNAVAILABLE, PEER_LEFT) from None
 

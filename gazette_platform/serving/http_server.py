@@ -84,7 +84,7 @@ class HttpServer:
         tls: None: the port is plain.
         add_routes: adds what is served behind the diagnostics, in whose place a wildcard may stand; None:
             these alone.
-        has_diagnostics: whether ``/debug/`` is there.
+        has_diagnostics: whether to serve ``/debug/``.
         metrics: None: `add_routes` adds ``/debug/metrics``.
         unready: returns why the server does not do its work; empty: it does.
         tasks: owns what looks after connections.
@@ -221,7 +221,7 @@ async def _exposition(metrics: Metrics, _: web.Request) -> web.Response:
 
 
 async def bid_go_on(request: web.Request) -> None:
-    """Tell a client that asks before it sends its body to send it; it may have left by then."""
+    """Let a client that asks first send its body; it may have left by then."""
     if request.version < HttpVersion11:
         return
     expected = request.headers["Expect"]
@@ -251,7 +251,7 @@ class Origins:
         self._allowed = frozenset(allowed)
 
     def headers(self, request: web.Request) -> dict[str, str]:
-        """Headers of any answer to `request`; empty: nobody from elsewhere asks, or may."""
+        """Headers of any answer to `request`; empty: no foreign page asks, or may."""
         origin = request.headers.get("Origin", "")
         if not origin or self._allowed.isdisjoint((origin, "*")):
             return {}

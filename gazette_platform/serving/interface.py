@@ -15,7 +15,7 @@ ASK_ANOTHER: Final = "; ask another one"
 """How texts end when a process itself answers UNAVAILABLE: then it was reached."""
 
 READ_AHEAD_BYTES = 4 << 20
-"""Bytes that a transport may hold of a stream that nobody reads. One message of the largest size
+"""Bytes that a transport may hold of a stream that is not read. One message of the largest size
 fits. Clients need as much to go on sending while Python is busy: with a quarter of it, streamed
 appends are a third slower."""
 
@@ -65,7 +65,7 @@ class RpcFailed(GazetteError):
 class NotNow(RpcFailed):
     """The call cannot be served now, for a reason that passes by itself: the caller is to ask again.
 
-    gRPC carries only a code and a text. So the end of the text tells clients that somebody answered,
+    gRPC carries only a code and a text. So the end of the text shows clients that a server answered,
     rather than that none was reached.
     """
 
@@ -112,7 +112,7 @@ class ContentSource(Protocol):
 
 
 class MessageStream(Protocol):
-    """A call of which both sides are streams."""
+    """A call with streams on both sides."""
 
     async def next(self) -> bytes | None:
         """The next message of the caller; None once it ended its side.
@@ -127,7 +127,7 @@ class MessageStream(Protocol):
         ...
 
     async def greet(self, metadata: Metadata) -> None:
-        """Tell the caller this ahead of all messages. Raises: RpcFailed: the stream broke."""
+        """Send this to the caller ahead of all messages. Raises: RpcFailed: the stream broke."""
         ...
 
 
@@ -268,7 +268,7 @@ class OutgoingCall(Protocol):
         ...
 
     async def done_sending(self) -> None:
-        """Tell the other side that nothing more comes."""
+        """Signal the other side that nothing more comes."""
         ...
 
     def end_now(self) -> bool:
@@ -315,7 +315,7 @@ class OutgoingChannel(Protocol):
 
         Args:
             method: ``/service/name``.
-            request: the only one, if this side is no stream.
+            request: the only one, if this side is not a stream.
         """
         ...
 

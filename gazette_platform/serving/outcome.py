@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.faults import Faults
 
-__all__ = ["before_expiry", "failure_of"]
-
 T = TypeVar("T")
 
 
@@ -40,11 +38,11 @@ async def before_expiry(limit: asyncio.Timeout, work: Awaitable[T]) -> T:
 
 
 def failure_of(operation: str, err: Exception, faults: Faults) -> RpcFailed:
-    """What a caller is told of an error. One that is not ours is a fault; it ends only this call.
+    """The error for a caller. One that is not ours is a fault; it ends only this call.
 
     Args:
         operation: name of the call.
-        err: no RpcFailed, which is told as it is.
+        err: not an RpcFailed, which is sent as it is.
     """
     if isinstance(err, Forbidden):
         return Denied(str(err))

@@ -15,8 +15,6 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Proxy", "proxy_for"]
-
 _log = logging.getLogger(__name__)
 
 # The first one that is set counts; an empty one means no proxy.
@@ -87,7 +85,7 @@ def _parsed(variable: str, value: str) -> Proxy | None:
 
 
 def _of_url(variable: str, url: SplitResult) -> Proxy | None:
-    """Raises: ValueError: the port is no number."""
+    """Raises: ValueError: the port is not a number."""
     if url.scheme != "http" or url.hostname is None:
         return None
     authorization = ""

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.interface import RpcFailed
 
-__all__ = [
-    "INVALID_ARGUMENT",
-    "call_error_line",
-    "error_line",
-    "error_of",
-    "message_line",
-    "parse_request",
-    "result_line",
-]
-
 M = TypeVar("M", bound="Message")
 
 # Numbers of gRPC's codes, and the statuses that grpc-gateway gives them.

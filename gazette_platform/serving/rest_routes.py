@@ -13,8 +13,6 @@ from gazette_platform.serving.rest_messages import call_error_line
 if TYPE_CHECKING:
     from gazette_platform.serving.http_server import Origins
 
-__all__ = ["JSON_TYPE", "RestRoutes"]
-
 JSON_TYPE: Final = "application/json"
 
 # Whoever can reach the port has its body parsed before a token is asked for, and nothing else is served

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.interface import Metadata, ServedCall
 
-__all__ = ["rpcs_of"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -12,8 +12,6 @@ from gazette_platform.errors import SetupError, ValidationError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["TlsFiles", "TlsMaterial", "http2_client_context", "http2_context"]
-
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
@@ -47,7 +45,7 @@ class TlsFiles:
     def load(self) -> TlsMaterial:
         """Read the files, and check that certificate and key fit.
 
-        Raises: SetupError: one cannot be read, or is no PEM of its kind.
+        Raises: SetupError: one cannot be read, or is not a PEM of its kind.
         """
         material = TlsMaterial(
             self._read(self.cert_file, "cert-file"),

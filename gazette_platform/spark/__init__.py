@@ -16,6 +16,6 @@ Needs the extras ``spark`` and ``arrow``, on the driver and on executors; for ty
 """
 
 from gazette_platform.spark.source import GazetteDataSource, register
-from gazette_platform.spark.views import typed_view
+from gazette_platform.spark.typed_frames import typed_view
 
 __all__ = ["GazetteDataSource", "register", "typed_view"]

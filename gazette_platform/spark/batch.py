@@ -21,8 +21,7 @@ from typing_extensions import override
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.spark.planning import ranges_of_batch, splits_of
-from gazette_platform.spark.reading import read_spans
-from gazette_platform.spark.splits import Bounds, Span
+from gazette_platform.spark.reading import Bounds, Span, read_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import SourceOptions
-
-__all__ = ["BatchReader", "FilteringReader", "SpanPartition", "bounds_of"]
 
 
 @final
@@ -80,7 +77,7 @@ class FilteringReader(BatchReader):
 
 
 def bounds_of(filters: Sequence[Filter], *, is_committed: bool) -> Bounds:
-    """What filters, all of which hold, leave to be read.
+    """What is left to read with all filters applied.
 
     Args:
         is_committed: whether messages before and behind decide which are committed, so that all are read.

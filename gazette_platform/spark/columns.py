@@ -12,8 +12,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["DEFAULT_SCHEMA", "Columns", "columns_of"]
-
 DEFAULT_SCHEMA: Final = "value binary, _journal string, _begin bigint, _end bigint, _uuid string"
 """Of a read without a schema, as Spark writes it: a row a message."""
 

@@ -1,4 +1,7 @@
-"""Rows of Spark as records of JSON or CSV: each a line. With a place for a UUID, if they are to have one."""
+"""Lines of JSON, parsed for their UUIDs only.
+
+Rows of Spark as records of JSON or CSV: each a line. With a place for a UUID, if they are to have one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,17 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import csv as arrow_csv
 
 from gazette_platform.errors import DataError, ValidationError
-from gazette_platform.message.uuid import Flags, MessageClock, uuid_text
+from gazette_platform.message.arrow import Framed
+from gazette_platform.message.framing import LineSplitter
+from gazette_platform.message.json_lines import JsonUuids
+from gazette_platform.message.uuid import (
+    NO_UUID,
+    Flags,
+    MessageClock,
+    UuidParts,
+    parse_uuid,
+    uuid_text,
+)
 from gazette_platform.spark.records import CSV, JSON
 
 if TYPE_CHECKING:
@@ -20,7 +33,47 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-__all__ = ["Encoder", "Layout", "encoder", "layout_of", "stamped"]
+
+@final
+class JsonFrames:
+    """The `Unframing` of lines. One without a UUID that can be read has that of zeros, and counts as committed.
+
+    Args:
+        path: keys that lead to the UUID.
+    """
+
+    content_type = JSON
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        self._uuids = JsonUuids(path)
+
+    def decoder(self) -> _Decoder:
+        """See `Unframing`."""
+        return _Decoder(self._uuid)
+
+    def uuid_of(self, message: Framed) -> UuidParts:
+        """See `Unframing`."""
+        return message.uuid
+
+    def parts(self, content: bytes) -> pa.StructArray | None:
+        """See `JsonUuids`."""
+        return self._uuids.parts(content)
+
+    def _uuid(self, frame: bytes) -> UuidParts:
+        text = self._uuids.text_of(frame)
+        return NO_UUID if text is None else parse_uuid(text)
+
+
+@final
+class _Decoder(LineSplitter):
+    def __init__(self, uuid_of: Callable[[bytes], UuidParts]) -> None:
+        super().__init__()
+        self._uuid_of = uuid_of
+
+    def decode(self, frame: bytes) -> Framed:
+        """See `Decoder`."""
+        return Framed(frame, self._uuid_of(frame))
+
 
 _NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
 _READ_ONLY: Final = ("_begin", "_end", "_uuid", "_corrupt")
@@ -55,7 +108,7 @@ def layout_of(schema: StructType, *, key: str, uuid: tuple[str, ...]) -> Layout:
 
     found = to_arrow_schema(schema)
     errors = [
-        f"column {name} tells of a message that was read: drop it, or give it another name"
+        f"column {name} describes a message that was read: drop it, or give it another name"
         for name in _READ_ONLY
         if name in found.names
     ]
@@ -139,7 +192,7 @@ def stamped(content: bytes, uuid_at: int, producer: bytes, clock: MessageClock) 
 
 @final
 class _Raw:
-    """Records that are there already."""
+    """Records that are given as they are."""
 
     uuid_at = -1
 
@@ -149,7 +202,7 @@ class _Raw:
         for value in values:
             if value is None or b"\n" in value or not value.strip():
                 raise DataError(
-                    f"a `value` is no record: {value if value is None else value[:80]!r} (it is one line, without "
+                    f"a `value` is not a record: {value if value is None else value[:80]!r} (it is one line, without "
                     "its newline, and not blank)"
                 )
         return b"".join(value + b"\n" for value in values)
@@ -273,7 +326,7 @@ def _instants(column: pa.Array) -> pa.Array:
 
 
 def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """A type whose instants are told in UTC; nothing has to be computed for that."""
+    """A type whose instants are in UTC; nothing has to be computed for that."""
     types = pa.types
     if types.is_timestamp(kind):
         return pa.timestamp(kind.unit, "UTC") if kind.tz else kind

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["SPARKS", "interruptible"]
-
 SPARKS: Final = PySparkException, Py4JError, OSError
 """What calls of Spark raise."""
 
@@ -31,7 +29,7 @@ def interruptible(session: SparkSession, call: Callable[[], _T]) -> _T:
     """What `call` gives. It runs in a thread of its own: calls of Spark do not end when a signal comes.
 
     Args:
-        session: by which it has Spark do something. That is ended, if this is.
+        session: runs its Spark jobs, which end with this.
     """
     tag = f"gazette-{uuid.uuid4().hex}"
     future: Future[_T] = Future()

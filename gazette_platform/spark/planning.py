@@ -10,24 +10,14 @@ from gazette_platform.message.content_types import framing_of_labels
 from gazette_platform.message.framing import FIXED_HEADER, FIXED_MAGIC
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import require_same
+from gazette_platform.spark.reading import Bounds, Range, Span, pack, plan_range
 from gazette_platform.spark.records import FIXED, TEXTS
-from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gazette_platform.client import AsyncClient, JournalListing
     from gazette_platform.spark.options import Place, SourceOptions
-
-__all__ = [
-    "Found",
-    "Journals",
-    "find_journals",
-    "no_match",
-    "place_of",
-    "ranges_of_batch",
-    "splits_of",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +66,7 @@ async def place_of(
     Args:
         side: for errors, ``starting`` or ``ending``.
 
-    Raises: ValidationError: an offset is of no such journal, lies behind its head, or within a message.
+    Raises: ValidationError: an offset is of no such journal, lies after its head, or within a message.
         SavepointNotFound. JournalReplaced: a savepoint's offset is of a journal that was deleted.
         TransportError.
     """
@@ -199,11 +189,11 @@ async def splits_of(
     ranges: Iterable[Range],
     bounds: Bounds | None = None,
 ) -> list[tuple[Span, ...]]:
-    """Splits of ranges, each byte that somebody holds in one of them.
+    """Splits of ranges, each existing byte in one of them.
 
     What was pruned before a journal's first byte is passed over where its range begins at 0.
 
-    Raises: OffsetJump: nobody holds a part of it, and `onJump` is ``raise``. TransportError.
+    Raises: OffsetJump: a part of it is missing, and `onJump` is ``raise``. TransportError.
         Cancellation: safe.
     """
     bounds = bounds or Bounds()

@@ -1,36 +1,160 @@
-"""What a task reads: content of spans, as blocks of whole records."""
+"""What of journals which task reads: decided purely.
+
+Brokers list fragments that may overlap, as after a fail-over. They are cut where they meet, by the plan that
+`gazctl sql` has, and begin where the read does. Fragments end between appends, so no span begins within a message.
+
+What a task reads: content of spans, as blocks of whole records.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+from typing_extensions import override
 
 from gazette_platform.client import Client
 from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.errors import DataError, Desynchronized
-from gazette_platform.lake.segment_content import BLOCK_BYTES, LineBlocks, pieces_of
+from gazette_platform.lake.reading.segment_content import BLOCK_BYTES, LineBlocks, pieces_of
+from gazette_platform.lake.reading.segments import plan_segments
 from gazette_platform.message.arrow import Framed, Frames
 from gazette_platform.message.content_types import framing_of
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.reading import read_committed
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.message.uuid import NO_UUID, Flags, UuidParts, build_uuid
-from gazette_platform.spark.json_frames import JsonFrames
+from gazette_platform.spark.frames import JsonFrames
 from gazette_platform.spark.records import JSON, TEXTS, Block, Records
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
-    from gazette_platform.client import AsyncClient
-    from gazette_platform.lake.segment_content import Piece
+    from gazette_platform.client import AsyncClient, FragmentListing
+    from gazette_platform.lake.reading.segment_content import Piece
     from gazette_platform.message.framing import Unframing
+    from gazette_platform.message.sequencer import ProducerState
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import SourceOptions
-    from gazette_platform.spark.splits import Span
 
-__all__ = ["frames_of", "line_blocks", "read_spans"]
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Bytes [begin, end) of a journal that are to be read."""
+
+    journal: str
+    content_type: str
+    begin: int
+    end: int
+    producers: tuple[ProducerState, ...] = ()
+    """Of committed messages, what is known of those before it."""
+    created: int = 0
+    """Which journal it is (`protocol.identity`); 0: not known."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Bytes [begin, end) of a journal, and who holds them."""
+
+    journal: str
+    content_type: str
+    begin: int
+    end: int
+    listing: FragmentListing | None = None
+    """The persisted fragment that is read; None: brokers are asked."""
+    producers: tuple[ProducerState, ...] = ()
+    """As of `Range`."""
+    created: int = 0
+    """As of `Range`."""
+
+    @override
+    def __repr__(self) -> str:
+        # A signed URL lets anyone fetch what is behind it, and Spark logs partitions.
+        return f"Span({self.journal!r}, {self.begin}, {self.end})"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RangePlan:
+    """A range, cut into spans; in order, without overlaps."""
+
+    spans: tuple[Span, ...]
+    holes: tuple[tuple[int, int], ...]
+    """Missing bytes. One that begins with the range is what was pruned."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a query's filters leave to be read. Spark applies them once more, row by row."""
+
+    journals: frozenset[str] | None = None
+    """Names; None: all."""
+    prefixes: tuple[str, ...] = ()
+    """Prefixes of names."""
+    begin_min: int = 0
+    """Rows of smaller `_begin` are not asked for."""
+    begin_max: int | None = None
+    """Rows of larger `_begin` are not asked for."""
+
+    def takes_journal(self, name: str) -> bool:
+        """Whether rows of a journal may be asked for."""
+        is_named = self.journals is None or name in self.journals
+        return is_named and all(map(name.startswith, self.prefixes))
+
+    def takes_span(self, span: Span) -> bool:
+        """Whether a row of a span may be asked for."""
+        is_behind = self.begin_max is not None and span.begin > self.begin_max
+        return span.end > self.begin_min and not is_behind
+
+
+def plan_range(wanted: Range, listed: Iterable[FragmentListing]) -> RangePlan:
+    """Cut a range into spans.
+
+    Args:
+        wanted: begins and ends between messages.
+        listed: fragments of its journal, in any order; those without a backing store are in spools.
+    """
+    if wanted.begin >= wanted.end:
+        return RangePlan((), ())
+    near = [each for each in listed if each.fragment.end > wanted.begin]
+    plan = plan_segments(wanted.journal, near, wanted.end, values_of=lambda _: (), live_values=())
+    spans = tuple(
+        Span(
+            journal=wanted.journal,
+            content_type=wanted.content_type,
+            begin=max(each.begin, wanted.begin),
+            end=each.end,
+            listing=each.listing,
+            created=wanted.created,
+        )
+        for each in plan.segments
+        if each.end > wanted.begin
+    )
+    first = min(max(plan.begin, wanted.begin), wanted.end)
+    gaps = [(max(begin, wanted.begin), end) for begin, end in plan.gaps if end > wanted.begin]
+    holes = [(wanted.begin, first)] if first > wanted.begin else []
+    return RangePlan(spans, (*holes, *gaps))
+
+
+def pack(spans: Sequence[Span], bytes_max: int) -> list[tuple[Span, ...]]:
+    """Splits of up to `bytes_max`, in order; a span that is larger is one by itself."""
+    splits: list[tuple[Span, ...]] = []
+    held: list[Span] = []
+    size = 0
+    for span in spans:
+        length = span.end - span.begin
+        if held and size + length > bytes_max:
+            splits.append(tuple(held))
+            held, size = [], 0
+        held.append(span)
+        size += length
+    return [*splits, tuple(held)] if held else splits
+
 
 _ACK: Final = int(Flags.ACK_TXN)
 
@@ -94,7 +218,7 @@ def _fetched(client: Client, journal: str, begin: int, end: int) -> Iterator[Pie
 
 
 def _lines(journal: str, pieces: Iterator[Piece]) -> Iterator[Block]:
-    """Blocks of whole lines. What stands behind the last newline is a record, too."""
+    """Blocks of whole lines. What follows the last newline is a record, too."""
     lines = LineBlocks(journal)
     for piece in pieces:
         # Unless it is the first one, what lies between is gone.
@@ -118,7 +242,7 @@ def _line_block(journal: str, begin: int, content: bytes) -> Block:
 
 
 def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterator[Block]:
-    """Blocks of frames of a content type whose records are no lines."""
+    """Blocks of frames of a content type whose records are not lines."""
     framing = Frames(framing_of(span.content_type), unreadable=NO_UUID)
     decoder = framing.decoder()
     begin = fed = span.begin
@@ -130,7 +254,7 @@ def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterato
         if not frames:
             if decoder.held_bytes > FRAME_BYTES_MAX + BLOCK_BYTES:
                 raise Desynchronized(
-                    f"{span.journal}: no message ends within {decoder.held_bytes} bytes behind offset "
+                    f"{span.journal}: no message ends within {decoder.held_bytes} bytes after offset "
                     f"{begin} (is its content-type {span.content_type}?)"
                 )
             continue
@@ -147,7 +271,7 @@ def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterato
     try:
         decoder.end()
     except DataError as err:
-        raise DataError(f"{span.journal}: behind offset {begin}: {err}") from err
+        raise DataError(f"{span.journal}: after offset {begin}: {err}") from err
 
 
 def _frame_block(

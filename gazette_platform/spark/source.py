@@ -17,9 +17,13 @@ from typing_extensions import override
 from gazette_platform.ops import platforms
 from gazette_platform.spark.batch import BatchReader, FilteringReader
 from gazette_platform.spark.columns import DEFAULT_SCHEMA, columns_of
-from gazette_platform.spark.options import SourceOptions, parse_options
+from gazette_platform.spark.options import (
+    SinkOptions,
+    SourceOptions,
+    parse_options,
+    parse_sink_options,
+)
 from gazette_platform.spark.sink import BatchWriter, StreamWriter
-from gazette_platform.spark.sink_options import SinkOptions, parse_sink_options
 from gazette_platform.spark.stream import StreamReader
 
 if TYPE_CHECKING:
@@ -27,8 +31,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
-
-__all__ = ["GazetteDataSource", "register"]
 
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
@@ -79,7 +81,7 @@ class GazetteDataSource(DataSource):
 
 @final
 class _FilteringSource(GazetteDataSource):
-    """The same, which is told of filters."""
+    """The same, which takes filters."""
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -92,7 +94,7 @@ def register(spark: SparkSession, *, push_filters: bool = True) -> None:
     Args:
         push_filters: whether comparisons of `_journal` and `_begin` decide what is read at all. For that
             Spark's ``spark.sql.python.filterPushdown.enabled`` is set in the session, where it is off by
-            default: a Python source of anybody's is then told of filters, if it wants to.
+            default: any Python source then gets filters, if it wants to.
     """
     if push_filters:
         spark.conf.set(_PUSHDOWN, "true")

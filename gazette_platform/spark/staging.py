@@ -1,7 +1,7 @@
 """What tasks hand to the driver: records of journals in blocks, carried by it or laid down in the staging journal.
 
 A task may be done twice, or die behind half of its work: so no task appends to the journals that are written to. What
-one of which nothing came has laid down stays behind in the staging journal, until its retention has it.
+a task without a result has laid down stays in the staging journal, until its retention ends.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gazette_platform.client import AsyncClient
-
-__all__ = ["CARRIED_BYTES_MAX", "Block", "Blocks", "content_of", "lay_down", "too_much"]
 
 CARRIED_BYTES_MAX: Final = 64 << 20
 """Of all that the driver carries for one write: it passes Spark's JVM, and is an append of one journal."""
@@ -42,7 +40,7 @@ class Block:
     begin: int = -1
     """Offset in the staging journal; -1: it is not there."""
     sha1: bytes = b""
-    """Of what is there; empty: it is not checked."""
+    """Of the content; empty: it is not checked."""
     uuid_at: int = -1
     """Where in each line its UUID is to be; -1: they get none."""
     content: bytes | None = field(default=None, repr=False)
@@ -96,7 +94,7 @@ async def lay_down(client: AsyncClient, staging: str, blocks: Sequence[Block]) -
     """Append carried blocks to the staging journal, all together.
 
     Returns: the same blocks, with the places that they have there, too.
-    Raises: GazetteError: it takes nothing. Cancellation: they may be there, and nobody knows.
+    Raises: GazetteError: it takes nothing. Cancellation: they may have been appended; it is unknown.
     """
     contents = [block.content or b"" for block in blocks]
     placed = await client.append(staging, contents)
@@ -146,13 +144,13 @@ async def content_of(client: AsyncClient, staging: str, block: Block) -> bytes:
     except TimeoutError as err:
         raise DataError(
             f"{staging}: nothing up to offset {end} within {_READ_TIMEOUT_S} s, where an epoch is planned (was the journal "
-            "deleted and made anew?)"
+            "deleted and recreated?)"
         ) from err
     finally:
         await reader.aclose()
     if block.sha1 and hashlib.sha1(content, usedforsecurity=False).digest() != block.sha1:
         raise DataError(
             f"{staging}: from offset {block.begin} to {end} is not what a task laid down there (was the journal deleted and "
-            "made anew?)"
+            "recreated?)"
         )
     return content

@@ -1,17 +1,32 @@
-"""Journals as a stream: micro-batches between offsets, which end between messages."""
+"""What is known of producers behind a range of a journal, so that the next one can be read by itself.
+
+Journals as a stream: micro-batches between offsets, which end between messages.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any, Final, final
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from typing_extensions import override
 
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
+from gazette_platform.lake.typed.planning.state import pruned
+from gazette_platform.message.reading import MessageIterator, read_uncommitted
+from gazette_platform.message.sequencer import (
+    Envelope,
+    ProducerState,
+    Sequencer,
+    SequencerCheckpoint,
+)
+from gazette_platform.message.uuid import Flags, UuidParts
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.spark.batch import SpanPartition
+from gazette_platform.spark.frames import JsonFrames
 from gazette_platform.spark.offsets import (
     INITIAL,
     begins_of,
@@ -23,23 +38,132 @@ from gazette_platform.spark.offsets import (
     require_created,
 )
 from gazette_platform.spark.planning import find_journals, no_match, place_of, splits_of
-from gazette_platform.spark.reading import read_spans
+from gazette_platform.spark.reading import Range, frames_of, line_blocks, read_spans
 from gazette_platform.spark.records import JSON, TEXTS
-from gazette_platform.spark.sequencing import producers_behind
-from gazette_platform.spark.splits import Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa  # type: ignore[import-untyped]
+    from collections.abc import Iterable, Iterator
 
     from gazette_platform.client import AsyncClient
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.offsets import Producers
     from gazette_platform.spark.options import SourceOptions
     from gazette_platform.spark.planning import Journals
+    from gazette_platform.spark.records import Block
 
-__all__ = ["StreamReader"]
+_IN_ORDER: Final = (int(Flags.CONTINUE_TXN), int(Flags.ACK_TXN))
+
+
+def producers_behind(
+    client: Client, one: Range, options: SourceOptions
+) -> tuple[ProducerState, ...]:
+    """What is known of producers behind a range.
+
+    All of it is read, and looked at for UUIDs. What transactions hold does not matter: they are not read again. Content
+    that is gone is skipped: the reader of the range reports it.
+
+    Args:
+        one: begins and ends between messages; with what is known before it.
+
+    Raises: DataError: it is damaged. TransportError.
+    """
+    found = ProducerStates(one)
+    frames = frames_of(one.content_type, options)
+    if isinstance(frames, JsonFrames):
+        for block in line_blocks(client, one.journal, one.begin, one.end):
+            found.take_lines(block, frames)
+    else:
+        reading = read_uncommitted(
+            client.asynchronous,
+            one.journal,
+            one.begin,
+            framing=frames,
+            end_offset=one.end,
+            direct=True,
+        )
+        with MessageIterator(client, client.run(reading)) as batches:
+            for batch in batches:
+                found.take(batch)
+    return found.states()
+
+
+@final
+class ProducerStates:
+    """What is known of producers, from message to message.
+
+    Args:
+        one: the range whose messages come, with what is known before it.
+    """
+
+    def __init__(self, one: Range) -> None:
+        self._journal = one.journal
+        self._begin = one.begin
+        self._states = {state.producer: state for state in one.producers}
+
+    def take_lines(self, block: Block, frames: JsonFrames) -> None:
+        """Take in the next messages: by columns, if all are outside of transactions."""
+        parts = frames.parts(block.content)
+        if parts is not None and _is_plain(parts):
+            self._take_plain(parts)
+        else:
+            self.take(_envelopes(block, parts, frames))
+
+    def _take_plain(self, parts: pa.StructArray) -> None:
+        # Of these the order does not matter.
+        table = pa.table({"producer": parts.field("producer"), "clock": parts.field("clock")})
+        highest = table.group_by("producer").aggregate([("clock", "max")])
+        for producer, clock in zip(*(highest.column(at).to_pylist() for at in (0, 1)), strict=True):
+            known = self._states.get(producer)
+            # Those of zeros have no producer.
+            if clock and (known is None or clock > known.last_ack):
+                self._states[producer] = ProducerState(self._journal, producer, clock, -1)
+
+    def take(self, messages: Iterable[Envelope[Any]]) -> None:
+        """Take in the next messages, in their order."""
+        sequencer = self._sequencer()
+        for envelope in messages:
+            sequencer.queue(envelope)
+            if sequencer.replay is not None:
+                sequencer.end_replay()
+            while sequencer.dequeued is not None:
+                sequencer.step()
+        listed = sequencer.checkpoint(horizon=None).producers
+        self._states = {state.producer: state for state in listed}
+
+    def states(self) -> tuple[ProducerState, ...]:
+        """Of producers that have published within a day, or have a transaction open."""
+        return tuple(pruned(self._states).values())
+
+    def _sequencer(self) -> Sequencer[Any]:
+        # A message that it holds is never asked for.
+        return Sequencer(
+            ring_size=1,
+            checkpoint=SequencerCheckpoint(
+                offsets={self._journal: self._begin}, producers=tuple(self._states.values())
+            ),
+        )
+
+
+def _is_plain(parts: pa.StructArray) -> bool:
+    flags, clock = parts.field("flags"), parts.field("clock")
+    in_order = pc.is_in(flags, pa.array(_IN_ORDER, pa.uint16()))
+    tracked = pc.not_equal(clock, pa.scalar(0, pa.uint64()))
+    return not pc.any(pc.and_(in_order, tracked)).as_py()
+
+
+def _envelopes(
+    block: Block, parts: pa.StructArray | None, frames: JsonFrames
+) -> Iterator[Envelope[None]]:
+    places = zip(block.begins.to_pylist(), block.ends.to_pylist(), strict=True)
+    if parts is None:
+        decode = frames.decoder().decode
+        uuids = [decode(line).uuid for line in block.lines()]
+    else:
+        columns = (parts.field(name).to_pylist() for name in ("producer", "clock", "flags"))
+        uuids = [UuidParts(*row) for row in zip(*columns, strict=True)]
+    for (begin, end), uuid in zip(places, uuids, strict=True):
+        yield Envelope(block.journal, begin, end, uuid, None)
+
 
 _log = logging.getLogger(__name__)
 
@@ -53,9 +177,9 @@ class StreamReader(DataSourceStreamReader):
     """Offsets on the driver, in one process for as long as the query runs; batches in tasks.
 
     A batch is read between two offsets of the checkpoint, wherever fragments lie by then, so that one which is done
-    again has the same rows. Of committed messages the driver reads it first, for what it tells of producers.
+    again has the same rows. For committed messages the driver reads it first, for the state of producers.
     `maxBytesPerTrigger` is counted from the end of the last batch that was planned: Spark
-    tells a source that is started again of it before it asks for the next.
+    passes it to a restarted source before it asks for the next.
 
     Raises: ValidationError: options that only batches have.
     """
@@ -65,7 +189,7 @@ class StreamReader(DataSourceStreamReader):
         self._options = options
         self._columns = columns
         self._client: Client | None = None
-        # The offset behind the last batch that was planned; None: of a new query there is none.
+        # The offset after the last batch that was planned; None: a new query has none.
         self._last: dict[str, Any] | None = None
         self._begins: dict[str, int] | None = None
         # Whether it was said that no journal matches: Spark asks several times a second.
@@ -116,7 +240,7 @@ class StreamReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._last = end
         known = producers_of(start, is_committed=self._options.committed)
-        if start == end:  # so Spark tells where a query stands that is started again
+        if start == end:  # so Spark passes the progress of a restarted query
             return []
         begins = begins_of(start, end)
         ranges = [
@@ -247,7 +371,7 @@ async def _line_end(client: AsyncClient, name: str, begin: int, want: int, head:
 async def _newline(
     client: AsyncClient, name: str, low: int, high: int, *, is_last: bool
 ) -> int | None:
-    """Behind the first newline of [low, high), or the last one; None: there is none."""
+    """After the first newline of [low, high), or the last one; None: there is none."""
     found: int | None = None
     if low >= high:
         return None

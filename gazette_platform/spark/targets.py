@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient
     from gazette_platform.spark.frames import Layout
-    from gazette_platform.spark.sink_options import MappingName, SinkOptions
-
-__all__ = ["Router", "Targets", "find_targets"]
+    from gazette_platform.spark.options import MappingName, SinkOptions
 
 
 @final
@@ -135,7 +133,7 @@ class Router:
 
 
 def _texts(values: pa.Array) -> list[bytes | None]:
-    """Values as the bytes of their texts, by which programs in other languages map, too."""
+    """Values as the bytes of their texts, as programs in other languages map them, too."""
     if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
         values = values.cast(pa.string()).cast(pa.binary())
     found: list[bytes | None] = values.to_pylist()

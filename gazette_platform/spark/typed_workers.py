@@ -1,28 +1,323 @@
-"""Spark as the workers of typed runs: local, a cluster, or behind Spark Connect."""
+"""Orders of a typed run as a data source of PySpark: a partition for each, and a row that says what came of it.
+
+    driver     `source_of(job, orders)` makes a class, which is all that Spark takes; it travels as a pickle
+    planner    a Python process beside the driver's JVM makes it a `PlannedOrders`, and gets a partition of each order
+    task       a Python worker of an executor carries one order out
+
+Nothing of a job or an order is an option or a column: Spark shows these in plans and logs. Only workers, who have to
+in any case, import what reads and writes.
+
+Upserts of typed tables, merged by Spark: one statement, whose result is staged.
+
+Spark as the workers of typed runs: local, a cluster, or behind Spark Connect.
+"""
 
 from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING, Final, final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from typing_extensions import override
 
 from gazette_platform.errors import GazetteError, LakeError
+from gazette_platform.lake.spec.typed.columns import spark_ddl
+from gazette_platform.lake.typed.planning.last_rows import changes_of, is_later, last_of_each
 from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.working import discard
 from gazette_platform.spark.interrupting import SPARKS, interruptible
-from gazette_platform.spark.typed_merge import SparkMerger
-from gazette_platform.spark.typed_orders import NAME, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    import pyarrow as pa  # type: ignore[import-untyped]
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
+    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.runs.jobs import Job
+    from gazette_platform.lake.typed.tables.upserts import Merge
 
-__all__ = ["SparkWorkers"]
+NAME: Final = "gazette_typed_orders"
+
+# Of a row: what is longer comes in parts, so that no server of Connect and no heap has it whole.
+_PART_BYTES: Final = 4 << 20
+
+
+class _Orders(DataSource):
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return NAME
+
+    @override
+    def schema(self) -> str:
+        return "number int, is_error boolean, content binary"
+
+
+@final
+class PlannedOrders(_Orders):
+    """What the planner has.
+
+    Args:
+        job: dumped.
+        orders: dumped, each.
+    """
+
+    def __init__(self, job: bytes, orders: Sequence[bytes]) -> None:
+        super().__init__({})
+        self._job = job
+        self._orders = orders
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        # Spark sends the source and its reader to every task: without this each would get all orders.
+        orders, self._orders = self._orders, ()
+        return OrdersReader(self._job, orders)
+
+
+def source_of(job: bytes, orders: Sequence[bytes]) -> type[DataSource]:
+    """The data source of these, to be registered. Job and orders are dumped ones."""
+
+    class Orders(_Orders):
+        @override
+        def __reduce__(self) -> Any:
+            return PlannedOrders, (job, orders)
+
+    return Orders
+
+
+@final
+class OrderPartition(InputPartition):
+    """An order, and its place among all."""
+
+    def __init__(self, number: int, order: bytes) -> None:
+        super().__init__(number)
+        self.number = number
+        self.order = order
+
+
+class OrderTasks(DataSourceReader):
+    """A task for each order, which has no other.
+
+    Args:
+        job: dumped.
+        orders: dumped; only the planner has them.
+    """
+
+    def __init__(self, job: bytes, orders: Sequence[bytes]) -> None:
+        self._job = job
+        self._orders = orders
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_job": self._job, "_orders": ()}
+
+    @override
+    def partitions(self) -> list[InputPartition]:
+        return [OrderPartition(number, order) for number, order in enumerate(self._orders)]
+
+
+@final
+class OrdersReader(OrderTasks):
+    """Carries orders out, and returns the result of each. Arguments: of `OrderTasks`."""
+
+    @override
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, OrderPartition):
+            return  # Spark's own, where there is no order
+        is_error, content = self._carried_out(partition.order)
+        for at in range(0, len(content), _PART_BYTES):
+            row = {
+                "number": pa.array([partition.number], pa.int32()),
+                "is_error": pa.array([is_error], pa.bool_()),
+                "content": pa.array([content[at : at + _PART_BYTES]], pa.binary()),
+            }
+            yield pa.record_batch(row)
+
+    def _carried_out(self, order: bytes) -> tuple[bool, bytes]:
+        """What came of it, or an error of ours, which Spark would try again, and bury in traces of Java's."""
+        from gazette_platform.lake.typed.runs import jobs  # noqa: PLC0415  see the module
+        from gazette_platform.lake.typed.runs.working import attempt  # noqa: PLC0415  likewise
+
+        try:
+            return False, jobs.dump_done(
+                attempt(jobs.parse_job(self._job), jobs.parse_order(order))
+            )
+        except GazetteError as err:
+            return True, jobs.dump_error(err)
+
+
+# So many rows are looked for by their values; of more only the smallest and the largest are given.
+_FEW: Final = 500
+_BYTES: Final = frozenset({"string", "binary"})
+# Of a UUID Spark thinks as of a text, and engines have not always agreed on which is larger.
+_UNTOLD: Final = frozenset({"uuid", "boolean"})
+
+_STAGE: Final = "spark.wap.id"
+_PROPERTY: Final = "spark.sql.iceberg.snapshot-property."
+
+_MERGE: Final = """
+MERGE INTO {table} AS t
+USING ({last}) AS s
+ON {conditions}
+{deleting}WHEN MATCHED AND {later}
+  THEN UPDATE SET *
+WHEN NOT MATCHED{living} THEN INSERT *
+"""
+_DELETING: Final = "WHEN MATCHED AND {later} AND {deletes} THEN DELETE\n"
+
+
+# What is set is of the session, and so of all that it does meanwhile.
+_merge_turn = threading.Lock()
+
+
+@final
+class SparkMerger:
+    """Merges by a session, classic or of Spark Connect. See `gazette_platform.lake.typed.tables.upserts.Merger`.
+
+    Args:
+        session: with the tables' catalog. No other code may write with it meanwhile: that would be staged, too.
+    """
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    def merge(self, merge: Merge) -> None:
+        """See `Merger`. An interrupt ends what Spark does."""
+        session = self._session
+        table = ".".join(_quoted(name) for name in (merge.catalog, *merge.table.split(".")))
+        settings = {f"{_PROPERTY}{name}": value for name, value in merge.properties.items()}
+        # Values of keys are given as texts.
+        settings |= {_STAGE: merge.attempt, "spark.sql.session.timeZone": "UTC"}
+
+        def merged() -> None:
+            # Catalogs may cache tables, and then know of no new snapshots.
+            session.sql(f"REFRESH TABLE {table}")
+            # What truncates the table is about keys that are nowhere in the run.
+            truncates = _truncates(session, table, merge)
+            near = [] if truncates else _near(session, table, merge)
+            session.sql(_statement(table, merge, near, truncates=truncates)).collect()
+
+        try:
+            with _merge_turn, _set(session, settings):
+                interruptible(session, merged)
+        except SPARKS as err:
+            why = err.java_exception if isinstance(err, Py4JJavaError) else err
+            told = str(why).partition("\n\nJVM stacktrace:")[0].partition("\n\tat ")[0]
+            raise LakeError(
+                f"Spark could not merge into {merge.table}, and nothing was published: {told}"
+            ) from err
+
+
+def _statement(table: str, merge: Merge, near: Sequence[str], *, truncates: bool) -> str:
+    equal = [f"t.{_quoted(name)} = s.{_quoted(name)}" for name in merge.key]
+    changes = merge.changes
+    source, later = f"{table} VERSION AS OF {merge.upserts}", is_later(_quoted, changes)
+    deleting = living = ""
+    if changes is not None:
+        deletes = changes.deletes(_quoted, "s.")
+        deleting = _DELETING.format(later=later, deletes=deletes)
+        living = f" AND NOT {deletes}"
+        source = f"({_changes(table, source, merge, near, truncates=truncates)})"
+    return _MERGE.format(
+        table=table,
+        last=last_of_each(source, list(merge.key), _quoted, changes),
+        conditions=" AND ".join([*equal, *near]),
+        later=later,
+        deleting=deleting,
+        living=living,
+    )
+
+
+def _changes(table: str, new: str, merge: Merge, near: Sequence[str], *, truncates: bool) -> str:
+    """What is merged of a table of changes: also deletions of earlier runs, whose keys may be in this one."""
+    assert merge.changes is not None
+    deletes = ""
+    if merge.deletes is not None:
+        wanted = " AND ".join(near)
+        if wanted:
+            wanted = f" WHERE ({wanted}) OR {merge.changes.truncates(_quoted, 't.')}"
+        deletes = f"(SELECT * FROM {table} VERSION AS OF {merge.deletes} AS t{wanted})"  # noqa: S608 (names of ours)
+    return changes_of(
+        merge.columns,
+        list(merge.key),
+        _quoted,
+        merge.changes,
+        new=new,
+        deletes=deletes,
+        target=table if truncates else "",
+    )
+
+
+def _truncates(session: SparkSession, table: str, merge: Merge) -> bool:
+    """Whether a new message deletes all rows."""
+    if merge.changes is None or not merge.changes.is_envelope:
+        return False
+    condition = merge.changes.truncates(_quoted)
+    query = f"SELECT 1 FROM {table} VERSION AS OF {merge.upserts} WHERE {condition} LIMIT 1"  # noqa: S608 (names of ours)
+    return bool(session.sql(query).collect())
+
+
+def _near(session: SparkSession, table: str, merge: Merge) -> list[str]:
+    """Conditions that each row of the table meets whose key is in the run.
+
+    They follow from the keys' being equal. Spark does not see that, and would look at all files, and sort all keys.
+    """
+    told = {name: kind for name, kind in merge.key.items() if kind.name not in _UNTOLD}
+    if not told:
+        return []
+    source = f"{table} VERSION AS OF {merge.upserts}"
+    if merge.rows <= _FEW:
+        texts = ", ".join(_text(_quoted(name), kind) for name, kind in told.items())
+        rows = session.sql(f"SELECT DISTINCT {texts} FROM {source}").collect()  # noqa: S608 (names of ours)
+        return [
+            f"t.{_quoted(name)} IN ({', '.join(sorted({_literal(row[at], kind) for row in rows}))})"
+            for at, (name, kind) in enumerate(told.items())
+        ]
+    texts = ", ".join(
+        _text(f"{bound}({_quoted(name)})", kind)
+        for name, kind in told.items()
+        for bound in ("min", "max")
+    )
+    (row,) = session.sql(f"SELECT {texts} FROM {source}").collect()  # noqa: S608 (names of ours)
+    return [
+        f"t.{_quoted(name)} BETWEEN {_literal(row[2 * at], kind)} AND {_literal(row[2 * at + 1], kind)}"
+        for at, (name, kind) in enumerate(told.items())
+    ]
+
+
+def _text(value: str, kind: ColumnType) -> str:
+    """An expression whose value `_literal` writes as a literal."""
+    return f"hex({value})" if kind.name in _BYTES else f"CAST({value} AS STRING)"
+
+
+def _literal(text: str, kind: ColumnType) -> str:
+    return f"CAST({'X' if kind.name in _BYTES else ''}'{text}' AS {spark_ddl(kind)})"
+
+
+@contextmanager
+def _set(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    before = {name: session.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, was)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name}`"
+
 
 # Servers of Spark Connect take messages of up to 128 MiB.
 _ORDERS_BYTES_MAX: Final = 64 << 20
@@ -35,7 +330,7 @@ class SparkWorkers:
     """Has Spark carry out orders, each in a task of its own, as many side by side as it has cores.
 
     A task whose worker is killed is tried again by Spark, on a cluster up to `spark.task.maxFailures` times, and
-    locally as often as the master says (``local[N,4]``). An error that a worker tells is not: the client has tried
+    locally as often as the master says (``local[N,4]``). An error that a worker reports is not: the client has tried
     again what may pass.
 
     Args:
@@ -123,7 +418,7 @@ def _why(error: Exception) -> str:
     if "Python worker exited unexpectedly" in text or "ExecutorLostFailure" in text:
         return (
             "its workers ended before they were done, each time that it tried again: were they killed, for want of "
-            "memory? Give them more, or fewer cores; the logs of executors tell"
+            "memory? Give them more, or fewer cores; see the logs of executors"
         )
     # Of the last trace of Python, what it ends with.
     *_, last = text.rpartition("Traceback (most recent call last):")

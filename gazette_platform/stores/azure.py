@@ -172,7 +172,7 @@ _RETRIES_MAX: Final = 2
 _TEXT_LENGTH_MAX: Final = 400
 
 # These come from specs, and become parts of addresses to which secrets are sent: a name that could
-# change the address would send them to somebody else.
+# change the address would send them to another server.
 _TENANT: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _CONTAINER: Final = re.compile(r"\$root|(?=.{3,63}\Z)[a-z0-9]+(?:-[a-z0-9]+)*")

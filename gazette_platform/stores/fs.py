@@ -88,7 +88,7 @@ class FileStore:
         return self._url
 
     async def exists(self, path: str) -> bool:
-        """Whether the object is there. Cancellation: safe."""
+        """Whether the object exists. Cancellation: safe."""
         return await self._run(_is_file, self.local_path(path))
 
     async def get(
@@ -132,7 +132,7 @@ class FileStore:
         self, target: Path, source_fd: int, length: int, is_cancelled: threading.Event
     ) -> None:
         # Not made: a root that is missing is more often a mount that is, and an unmounted directory
-        # would take fragments that nobody finds again.
+        # would take fragments that are never found again.
         _check_root(self._needs)
         _make_directories(target.parent)
         self._partials.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
@@ -221,9 +221,9 @@ def _put_by_way_of(
 
 
 def _link(source_fd: int, length: int, partial: Path) -> Path | None:
-    """Give a file a name like `partial`, if nobody may write to it any more.
+    """Give a file a name like `partial`, if no process may write to it any more.
 
-    Either it has no name, or one, and no mode by which anybody might open it to write: so its owner
+    Either it has no name, or one, and no mode that lets another user open it to write: so its owner
     says that it is done with it.
 
     Returns: None if that cannot be: it may change, holds more, or lies on another file system.

@@ -66,7 +66,7 @@ class GcsStore:
         return self._url
 
     async def exists(self, path: str) -> bool:
-        """Whether the object is there. Cancellation: safe."""
+        """Whether the object exists. Cancellation: safe."""
         try:
             await self._run("HEAD", path, self._bucket.look_at)
         except ObjectNotFound:
@@ -140,7 +140,7 @@ class GcsStore:
         Args:
             is_object: whether what may be missing is an object, rather than the bucket.
 
-        Cancellation: a call that runs is left to its thread, which nobody waits for.
+        Cancellation: a call that runs is left to its thread, which is not awaited.
         """
         key = self._rule.key(path)
         loop = asyncio.get_running_loop()
@@ -159,7 +159,7 @@ def _call(
 
 # Seconds to be connected, and of silence.
 _TIMEOUT_S: Final = (5.0, 60.0)
-# It bridges a lost connection or a 503. Whoever calls tries again, too, and tells people.
+# It bridges a lost connection or a 503. The caller retries, too, and reports errors.
 _RETRY_TIMEOUT_S: Final = 15.0
 _RETRY_DELAY_S: Final = 0.2
 _RETRY_DELAY_S_MAX: Final = 3.0
@@ -170,7 +170,7 @@ _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 _NO_METADATA: Final = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
 _TEXT_LENGTH_MAX: Final = 400
 _LISTED: Final = "kind,items(name,size,updated),nextPageToken"
-# What GCS says with a 404. Its answers have no code that tells a bucket from an object.
+# What GCS says with a 404. Its answers have no code that distinguishes a bucket from an object.
 _BUCKET_GONE: Final = "The specified bucket does not exist"
 _OBJECT_GONE: Final = "No such object"
 
@@ -306,7 +306,7 @@ class GcsBucket:
         )
 
         # Else the library asks for the bucket's own properties besides, in threads of its own, for
-        # traces that nobody reads, and with a permission that brokers may not have.
+        # traces that are not read, and with a permission that brokers may not have.
         os.environ.setdefault(_NO_METADATA, "true")
         # An emulator knows no accounts, and Google need not hear of it.
         is_emulated = bool(os.environ.get("STORAGE_EMULATOR_HOST"))
@@ -373,7 +373,7 @@ class _Use:
             self._leave()
 
     def release(self) -> None:
-        """Nobody wants it any more."""
+        """It is no longer wanted."""
         with self._lock:
             ends = not self._is_released and not self._is_used
             self._is_released = True

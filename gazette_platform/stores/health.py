@@ -22,7 +22,7 @@ DELETE_PROBE_PATH: Final = ".gazette-delete-probe"
 
 _DELETE_PROBE_CONTENT = b"gazette-delete-probe\n"
 _CHECK_TIMEOUT_S = 60.0
-# A server that somebody names in a spec may answer with anything, and without end.
+# A server that a spec names may answer with anything, and without end.
 _READ_BYTES_MAX = 1 << 16
 _SIGNATURE_TTL_S = 300.0
 

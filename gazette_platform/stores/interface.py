@@ -21,7 +21,7 @@ PIECE_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object as a listing tells of it."""
+    """An object as a listing shows it."""
 
     path: str
     """Relative to the prefix that was listed."""
@@ -45,7 +45,7 @@ class FragmentStore(Protocol):
         ...
 
     async def exists(self, path: str) -> bool:
-        """Whether the object is there. Cancellation: safe."""
+        """Whether the object exists. Cancellation: safe."""
         ...
 
     def get(self, path: str, *, piece_bytes: int = PIECE_BYTES) -> AsyncGenerator[bytes, None]:
@@ -59,7 +59,7 @@ class FragmentStore(Protocol):
         ...
 
     async def put(self, path: str, fd: int, length: int, *, content_encoding: str = "") -> None:
-        """Store the first `length` bytes of `fd` as one object, replacing what is there.
+        """Store the first `length` bytes of `fd` as one object, replacing an existing one.
 
         The position of `fd` is neither used nor moved, and the caller may close it at any time
         after the call began.
@@ -104,11 +104,11 @@ class ServerSideStore(FragmentStore, Protocol):
         ...
 
     def get_range(self, path: str, begin: int, end: int) -> AsyncGenerator[bytes, None]:
-        """Stored bytes [begin, end), in pieces; fewer where the object ends, none behind its end."""
+        """Stored bytes [begin, end), in pieces; fewer where the object ends, none after its end."""
         ...
 
     async def copy(self, path: str, target: str) -> None:
-        """Give the object a second path, replacing what is there; content passes through nobody.
+        """Give the object a second path, replacing an existing object; no content is moved.
 
         Raises: ObjectNotFound. Cancellation: there may be a copy, of the whole object, or none.
         """
@@ -152,14 +152,14 @@ class KeyRule:
     def folder(self, prefix: str, url: str) -> str:
         """The key of a folder of a bucket that is to be listed: empty, or ends in a slash.
 
-        Raises: StoreError: `prefix` is no directory, or is rewritten to none; names the `url`.
+        Raises: StoreError: `prefix` is not a directory, or is rewritten to none; names the `url`.
         """
         if prefix and not prefix.endswith("/"):
             raise StoreError(f"prefix {prefix!r} of a listing must end with '/'")
         key = self.key(prefix)
         if key and not key.endswith("/"):
             raise StoreError(
-                f"fragment store {url} rewrites {prefix} to {key}, which is no directory "
+                f"fragment store {url} rewrites {prefix} to {key}, which is not a directory "
                 "(let `find` and `replace` both end at a slash, or neither)"
             )
         return key

@@ -1,6 +1,6 @@
 """What obstore leaves to us: the meaning of errors, and credentials that are renewed before they end.
 
-obstore tells little by the types of its errors (a missing bucket looks like a missing object), and has the store's
+obstore says little by the types of its errors (a missing bucket looks like a missing object), and has the store's
 answer only as text. So status and code are taken from that text, in the forms in which S3, GCS and Azure write them.
 """
 
@@ -28,7 +28,7 @@ _TEXT_LENGTH_MAX: Final = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorCodes:
-    """Codes by which a kind of store says more than by the HTTP status."""
+    """Codes with which a kind of store says more than by the HTTP status."""
 
     gone: frozenset[str]
     """The bucket, container or account is missing, or disabled."""
@@ -76,7 +76,7 @@ def store_error(
 
     Args:
         what: the operation that failed, on what.
-        may_be_missing: whether it is about an object, which may not be there.
+        may_be_missing: whether it is about an object, which may not exist.
 
     Source: Gazette's IsAuthError of S3, GCS and Azure; departs: a 403 that is about our key is none.
     """

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Bucket = S3Store | GCSStore | AzureStore
 
 
-# Content up to this size is one request; above it, parts of this size, each of which is in memory
+# Content up to this size is one request; above it, parts of this size, each one in memory
 # while it is sent (and again, if the network fails).
 _PART_BYTES: Final = 8 * 1024 * 1024
 _PARTS_AT_ONCE: Final = 2
@@ -54,7 +54,7 @@ _UPLOADS_AT_ONCE: Final = 4
 SMALL_BYTES_MAX: Final = 256 * 1024
 
 # Attempts of obstore itself, which bridge a lost connection or a 503. Whoever calls tries again, too,
-# and tells people: long tries in here would only hide that the store is away.
+# and reports errors: long tries in here would only hide that the store is away.
 _RETRIES_MAX: Final = 3
 _RETRY_TIMEOUT_S: Final = 30
 _CONNECT_TIMEOUT_S: Final = 5
@@ -127,7 +127,7 @@ class ObjectStore:
         return self._url
 
     async def exists(self, path: str) -> bool:
-        """Whether the object is there. Cancellation: safe.
+        """Whether the object exists. Cancellation: safe.
 
         Something in front of the store may have a page for every name, and whoever asks gives up its own
         copy. So a listing has to name the object as well.
@@ -142,7 +142,7 @@ class ObjectStore:
                 page = await self._page(session, key, "")
         if not any(item.path == key for item in page.objects):
             raise StoreUnavailable(
-                f"HEAD {key} of {self._url}: the answer is that it is there, and no listing has it (does "
+                f"HEAD {key} of {self._url}: the answer is that it exists, and no listing has it (does "
                 "something in front of the store answer?)"
             )
         return True
@@ -171,7 +171,7 @@ class ObjectStore:
         """Stored bytes [begin, end), in pieces; see `ServerSideStore.get_range`."""
         import obstore  # noqa: PLC0415  an extra
 
-        size = await self.size(path)  # servers refuse what begins behind the end
+        size = await self.size(path)  # servers refuse what begins after the end
         key, end = self._rule.key(path), min(end, size)
         while begin < end:
             upto = min(end, begin + _PART_BYTES)

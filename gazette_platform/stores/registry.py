@@ -74,7 +74,7 @@ class ActiveStore:
         self.is_marked = True
         """Whether it was asked for since the last sweep."""
         self.check_asked = asyncio.Event()
-        """Set when somebody asks for a check now."""
+        """Set to ask for a check now."""
         self._asked_at = -math.inf
 
     @property
@@ -172,7 +172,7 @@ class ActiveStore:
 
 @final
 class StoreRegistry:
-    """Opens each store once, checks it regularly, and drops it when nobody has asked for it for a while.
+    """Opens each store once, checks it regularly, and drops it when it was unused for a while.
 
     Used from one event loop.
     """
@@ -197,7 +197,7 @@ class StoreRegistry:
             rng: spreads the checks of many brokers.
             check: raises a `StoreError` if the store is not well.
             pause: waits a number of seconds, or until an event is set if that is sooner.
-            faults: told of checks that fail in a way that nobody foresaw.
+            faults: counts checks that fail in an unforeseen way.
         """
         self._opener = opener
         self._clock = clock
@@ -319,7 +319,7 @@ def azure_ad_executor() -> ThreadPoolExecutor:
 def open_store(
     url: str, *, file_root: Path | None, file_only: bool = False, makes_folder: bool = True
 ) -> FragmentStore:
-    """The store of a URL. Does no I/O: whether the store works, its health checks tell.
+    """The store of a URL. Does no I/O: its health checks show whether the store works.
 
     Args:
         file_root: directory below which ``file`` stores lie; None refuses them.

@@ -132,14 +132,14 @@ def open_s3(url: StoreUrl, executor: Executor) -> ObjectStore:
 
 
 def config_of(settings: S3Settings, environment: Mapping[str, str], region: str) -> S3Config:
-    """What obstore is told. `environment`: variables of the process; `region`: that of its profile."""
+    """Settings for obstore. `environment`: variables of the process; `region`: that of its profile."""
     endpoint = settings.endpoint or (
         environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
     )
     config: S3Config = {
         "bucket": settings.bucket,
         "region": region,
-        # A server of one's own has no name for each bucket, and no certificate fits one with a dot.
+        # Your own server has no name for each bucket, and no certificate fits one with a dot.
         "virtual_hosted_style_request": not endpoint and "." not in settings.bucket,
         "disable_bulk_delete": True,  # one object at a time, and its own error
     }

@@ -52,7 +52,7 @@ _MISSING: Final = frozenset({"FileNotFoundException", "ParentNotDirectoryExcepti
 _REFUSED: Final = frozenset({"AccessControlException"})
 
 _Entries = list[tuple[str, StoredObject | None]]
-"""Relative paths; files with what a listing tells of them."""
+"""Relative paths; files with what a listing says of them."""
 
 
 @final
@@ -81,7 +81,7 @@ class WebHdfsStore:
         return self._url
 
     async def exists(self, path: str) -> bool:
-        """Whether the object is there. Cancellation: safe."""
+        """Whether the object exists. Cancellation: safe."""
         async with _session() as session:
             return await self._length(session, self._rule.key(path)) is not None
 
@@ -91,7 +91,7 @@ class WebHdfsStore:
         """The stored bytes in pieces; see `FragmentStore.get`."""
         key = self._rule.key(path)
         async with _session() as session:
-            # A connection that ends early is no end of the file.
+            # A connection that ends early is not the end of the file.
             length = await self._length(session, key)
             if length is None:
                 raise ObjectNotFound(f"no such object: {self._named(key)}")
@@ -348,7 +348,7 @@ def _entry(relative: str, status: dict[str, Any]) -> tuple[str, StoredObject | N
 
 
 def _without_query(address: str) -> str:
-    """An address as it can be told: its query has the delegation token."""
+    """An address for errors, without its query, which has the delegation token."""
     return address.partition("?")[0]
 
 
@@ -382,7 +382,7 @@ def _store_errors(what: str) -> Iterator[None]:
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:
-    """Raises: StoreError: the answer is an error; its kind tells whether that may pass."""
+    """Raises: StoreError: the answer is an error; its kind says whether that may pass."""
     if response.status < 400:
         return
     told = _decoded(await _first_bytes(response, _ERROR_BYTES_MAX)).get("RemoteException", {})

@@ -46,7 +46,7 @@ class Certificate(NamedTuple):
 
 @final
 class CertificateAuthority:
-    """Signs certificates that nobody but the holder of `ca` trusts.
+    """Signs certificates that only the holder of `ca` trusts.
 
     Args:
         folder: for its files; exists.

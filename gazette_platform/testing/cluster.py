@@ -41,7 +41,7 @@ class BrokerCluster:
     Args:
         folder: for the store (``fragments``), and for each broker's spool and log.
         etcd: endpoint of a running etcd, or those of its members.
-        prefix: key prefix that nobody else uses.
+        prefix: key prefix for this test alone.
         zones: the zone of each broker.
         lease_s: seconds.
         is_proxied: put a proxy before each broker, which it advertises, so that clients and peers

@@ -8,7 +8,7 @@ by name. What is broken stays so, also for new connections, until `heal`.
 | `reset` | connections end with RST; new ones work |
 | `refuse` | connections end with RST; new ones are refused |
 | `black_hole` | nothing arrives, in one direction or in both; after `heal` it does, as TCP repeats |
-| `half_open` | the upstream is reset; clients are not told, and what they send disappears |
+| `half_open` | the upstream is reset; clients do not notice, and what they send disappears |
 | `delay` | everything arrives later, in order |
 | `limit` | no more than so many bytes a second arrive |
 """
@@ -76,7 +76,7 @@ class _Way:
 
 @final
 class FaultProxy:
-    """Forwards connections to one upstream, as well or as badly as it is told.
+    """Forwards connections to one upstream, as well or as badly as configured.
 
     Belongs to one event loop. An async context manager that starts and stops it.
 
@@ -170,9 +170,9 @@ class FaultProxy:
             self._ways[way].is_open.clear()
 
     def half_open(self) -> None:
-        """Reset the upstream side of all connections, and tell the clients nothing until `heal`.
+        """Reset the upstream side of all connections, and leave the clients unaware until `heal`.
 
-        As when a machine loses power: its peers have connections that nobody is behind.
+        As when a machine loses power: its peers have connections without another end.
         """
         for connection in list(self._connections):
             connection.lose_upstream()
@@ -221,7 +221,7 @@ class FaultProxy:
 
     async def _serve(self, connection: _Connection) -> None:
         try:
-            # A connection that is made during a black hole reaches nobody.
+            # A connection that is made during a black hole reaches no server.
             await self._ways[Direction.TO_UPSTREAM].is_open.wait()
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 reader, writer = await asyncio.open_connection(*self.upstream, limit=_READ_BYTES)
@@ -274,7 +274,7 @@ class _Connection:
             _reset(self._upstream)
 
     async def swallow(self) -> None:
-        """Take what the client sends, and answer nothing, until somebody ends the connection."""
+        """Take what the client sends, and answer nothing, until either side ends the connection."""
         with contextlib.suppress(OSError):
             while await self.reader.read(_READ_BYTES):
                 pass

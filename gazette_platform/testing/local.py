@@ -64,7 +64,7 @@ __all__ = [
 
 @final
 class ExpectedErrors:
-    """The loss of a lease, at first: tests end leases, and a busy machine does. That is no fault of a server."""
+    """The loss of a lease, at first: tests end leases, and a busy machine does. That is not a fault of a server."""
 
     def __init__(self) -> None:
         self._kinds: set[type[BaseException]] = {LeaseLost}
@@ -93,7 +93,7 @@ class LocalBrokers:
     Args:
         folder: for the store (``fragments``) and the spools; exists.
         etcd: endpoint of a running etcd.
-        prefix: key prefix that nobody else uses.
+        prefix: key prefix for this test alone.
     """
 
     def __init__(self, folder: Path, *, etcd: str, prefix: str) -> None:
@@ -115,12 +115,12 @@ class LocalBrokers:
             await channel.close()
         for broker in self._brokers:
             await broker.abandon()
-        if kind is None:  # else that tells more
+        if kind is None:  # else that says more
             for broker in self._brokers:
                 self._expected.check(broker)
 
     def expect(self, *errors: type[BaseException]) -> None:
-        """Let brokers fail by these, and meet them where nobody foresaw it.
+        """Let brokers fail by these, and meet them as unforeseen ones.
 
         Of any other error, but the loss of a lease, the exit of this context manager raises an
         AssertionError.
@@ -259,7 +259,7 @@ def store_fragment(
     postfix: str = "",
     stored_at: float | None = None,
 ) -> Fragment:
-    """Write a fragment below the root of a ``file:///`` store, as a broker of before would have.
+    """Write a fragment below the root of a ``file:///`` store, as an earlier broker would have.
 
     Args:
         postfix: folder below the journal's, as a path postfix template would have made it.
@@ -291,7 +291,7 @@ class LocalConsumers:
     Args:
         folder: for the files of shards; made if missing.
         etcd: endpoint of a running etcd.
-        prefix: key prefix that nobody else uses.
+        prefix: key prefix for this test alone.
         client: of the brokers; the processes use its address.
 
     Attributes:
@@ -319,7 +319,7 @@ class LocalConsumers:
         for process in processes:
             await process.abandon()
         await self._forget_shards()
-        if kind is None:  # else that tells more
+        if kind is None:  # else that says more
             for process in self._started:
                 self._expected.check(process)
 
@@ -337,7 +337,7 @@ class LocalConsumers:
                         await etcd.delete(key)
 
     def expect(self, *errors: type[BaseException]) -> None:
-        """Let processes fail by these, and meet them where nobody foresaw it.
+        """Let processes fail by these, and meet them as unforeseen ones.
 
         Of any other error, but the loss of a lease, the exit of this context manager raises an
         AssertionError.

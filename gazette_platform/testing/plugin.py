@@ -102,7 +102,7 @@ async def local_consumers(
 ) -> AsyncIterator[LocalConsumers]:
     """A consumer group in the test's own event loop: ``await local_consumers.start(MyApplication())``.
 
-    Its brokers are `local_brokers`, of which one is started; ``local_consumers.client`` is a client of them.
+    Its brokers are `local_brokers`, and one is started; ``local_consumers.client`` is a client of them.
     """
     broker = await local_brokers.start()
     async with (

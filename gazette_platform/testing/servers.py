@@ -58,7 +58,7 @@ def wire_settings() -> dict[str, Any]:
 
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 16384
-# Seconds that a server is given which was told to end for the second time.
+# Seconds that a server has after a second signal.
 _HURRIED_S = 15.0
 
 
@@ -67,7 +67,7 @@ class ServerProcess(ABC):
 
     Args:
         what: it is, as ``broker b-1``, for errors.
-        log: file; its folder has to be there when it starts.
+        log: file; its folder has to exist when it starts.
         temporary: folder of its temporary files, likewise.
 
     Attributes:
@@ -216,7 +216,7 @@ class ServerProcess(ABC):
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired as err:
-            # Told twice, it ends, and logs what it hangs in.
+            # After a second signal it ends, and logs what it hangs in.
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_HURRIED_S)

@@ -121,7 +121,7 @@ class Owners:
     def __init__(
         self, kind: StoreKind, address: str, folder: Path, *, prefix: str = "conformance"
     ) -> None:
-        """Begin with a shard that nobody has had.
+        """Begin with a new shard.
 
         Args:
             address: of a broker.
@@ -364,7 +364,7 @@ class ShardStoreConformance:
     async def test_commit_fails_with_anything_that_it_comes_after(
         self, kind: StoreKind, owners: Owners, how: str
     ) -> None:
-        """With an error that is not a cancellation, for nobody has cancelled whoever waits."""
+        """With an error that is not a cancellation, since the waiter was not cancelled."""
         owner = await owners.next()
         await kind.put(owner.store, "a", "one")
         await owner.commit(checkpoint_of(1))
@@ -428,7 +428,7 @@ class ShardStoreConformance:
     # ------------------------------------------------------------------ who may commit
 
     async def test_owner_that_was_followed_is_fenced(self, kind: StoreKind, owners: Owners) -> None:
-        """It is told so, and what it does later is nobody's state."""
+        """It gets an error, and what it does later does not reach the state."""
         zombie = await owners.next()
         await kind.put(zombie.store, "a", "one")
         await zombie.commit(checkpoint_of(1))
@@ -476,7 +476,7 @@ class ShardStoreConformance:
         assert not owner.directory.exists()
 
     async def test_destroyed_store_ends_its_commit(self, kind: StoreKind, owners: Owners) -> None:
-        """Whoever waits for it is told, and the former one stays."""
+        """Waiters get the error, and the former one stays."""
         owner = await owners.next()
         await kind.put(owner.store, "a", "one")
         await owner.commit(checkpoint_of(1))

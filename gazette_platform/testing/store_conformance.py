@@ -80,7 +80,9 @@ class StoreConformance:
         assert not await store.exists("a/short")
         assert await listing(store, "a/") == []
 
-    async def test_exists_tells_objects_from_directories(self, store: FragmentStore) -> None:
+    async def test_exists_distinguishes_objects_from_directories(
+        self, store: FragmentStore
+    ) -> None:
         """A prefix of objects is not an object."""
         assert not await store.exists("a/journal/object")
         await put_bytes(store, "a/journal/object", b"x")
@@ -160,7 +162,7 @@ class StoreConformance:
         assert await store.exists(".test/health-check")
         assert not await store.exists(".gazette-delete-probe")
 
-    async def test_the_clock_probe_tells_when_it_wrote_and_leaves_nothing(
+    async def test_the_clock_probe_returns_its_time_and_leaves_nothing(
         self, store: FragmentStore
     ) -> None:
         """A store that the tests start has the clock of this machine."""

@@ -363,7 +363,7 @@ def dump_yaml(document: Mapping[str, object]) -> str:
         width=_COLUMNS,
     )
     assert isinstance(text, str)
-    # PyYAML ends the document behind a last value with empty lines; theirs does not.
+    # PyYAML ends the document after a last value with empty lines; theirs does not.
     return text.removesuffix("...\n") if text.endswith("\n...\n") else text
 
 
@@ -377,7 +377,7 @@ class _Dumper(yaml.SafeDumper):
 
     @override
     def write_double_quoted(self, text: str, split: bool = True) -> None:
-        """Write quoted text. Lines end at the first blank behind the last column, which they stand for."""
+        """Write quoted text. Lines end at the first blank after the last column, which they stand for."""
         self.write_indicator('"', True)
         is_behind_blank = False
         for index, character in enumerate(text):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 # Directories below each other that a tree is made of. Deeper names stay whole in the last one:
-# nobody reads them more easily cut up, and readers and writers of YAML recurse.
+# cut up they are not easier to read, and readers and writers of YAML recurse.
 _DEPTH_MAX = 24
 
 

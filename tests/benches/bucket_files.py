@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lake_bench import FragmentFiles
 
-from gazette_platform.lake.storage import _wait, object_files
+from gazette_platform.lake.reading.storage import _wait, object_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gazette_platform.fragment import index
-from gazette_platform.lake import accounting, listing, progress, registration, shrinking
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.retention import Judgement
-from gazette_platform.sensors import audits, retention, telling
+from gazette_platform.lake.raw import accounting, listing, planning as progress, registration
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.prunes import shrinker as shrinking
+from gazette_platform.lake.raw.prunes.retention import Judgement
+from gazette_platform.sensors import audits, reporting as telling, retention
 from gazette_platform.stores import objects
 from gazette_platform.stores.listings import OddAnswer, Page
 

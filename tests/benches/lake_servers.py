@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 from gazette_platform import lake
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.engines.spark import keeping_interrupt, open_session, start_session
 from gazette_platform.lake.s3 import S3Access
-from gazette_platform.lake.spark import keeping_interrupt, open_session, start_session
 from gazette_platform.platform import tools
 from gazette_platform.platform.component import choose_ports
 from gazette_platform.platform.servers import metastore_component
@@ -199,7 +199,7 @@ def configured_spark_session(configuration: Mapping[str, str]) -> Iterator[Spark
 @contextmanager
 def plain_spark_session(**properties: str) -> Iterator[SparkSession]:
     """A Spark session of two threads that knows of no lake; its JVM ends with the scope."""
-    logging = Path(lake.__file__).with_name("log4j2.properties")
+    logging = Path(lake.__file__).parent / "engines" / "log4j2.properties"
     configuration = {
         "spark.master": "local[2]",
         "spark.driver.memory": "1g",

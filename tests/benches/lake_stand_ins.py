@@ -28,8 +28,8 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.spec_rules import EXACT_SUFFIX
-from gazette_platform.lake.storage import HIDDEN
+from gazette_platform.lake.reading.storage import HIDDEN
+from gazette_platform.lake.spec.rules import EXACT_SUFFIX
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.extras import required

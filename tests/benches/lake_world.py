@@ -7,7 +7,7 @@ from dagster import AssetKey, DeleteDynamicPartitionsRequest
 from dagster_instances import new_instance
 from lake_bench import FragmentFiles, MemoryMetastore
 
-from gazette_platform.assets.partition_keys import time_partition
+from gazette_platform.assets.raw import time_partition
 from gazette_platform.errors import TransportError
 from gazette_platform.hive import MetastoreSession, SharedMetastore
 from gazette_platform.hive.thrift import TTransportException
@@ -22,17 +22,16 @@ from gazette_platform.lake import (
     StoreRoots,
     parse_table_spec,
 )
-from gazette_platform.lake.layout import partition_values
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.progress import subtract
-from gazette_platform.lake.times import fold
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.planning import subtract
+from gazette_platform.lake.raw.times import fold
+from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.reports import InstanceTold, data_version
 from gazette_platform.sensors.retention import Retention
-from gazette_platform.sensors.told import InstanceTold
-from gazette_platform.sensors.versions import data_version
 
 __all__ = ["MODES", "SPEC", "Killed", "Neighbour", "Steps", "World"]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.spark import start_session
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.engines.spark import start_session
+from gazette_platform.lake.engines.trino import TrinoSession
 from gazette_platform.platform import tools
 from gazette_platform.platform.layout import Endpoints, PlatformDir
 

@@ -20,7 +20,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
 from gazette_platform.lake.iceberg.metastore import IcebergTables
-from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.running import RollupRunner
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA

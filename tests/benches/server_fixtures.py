@@ -20,7 +20,7 @@ from token_gate import token_gate
 from typed_places import places_of
 
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.engines.trino import TrinoSession
 from gazette_platform.testing.local import LocalBrokers
 from gazette_platform.testing.servers import BrokerServer
 

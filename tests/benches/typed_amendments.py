@@ -10,15 +10,15 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from gazette_platform import Change
 from gazette_platform.lake.iceberg.catalog import CatalogTables
 from gazette_platform.lake.iceberg.publishing import progress_of
-from gazette_platform.lake.table_spec import TableSpec
+from gazette_platform.lake.spec.table_spec import TableSpec
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.lake.typed.tables.quarantine import count_rows
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.lake.typed_spec.spec import TypedSpec
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from tests.typed_crash.messages import JournalLog, Writer

@@ -11,7 +11,7 @@ from typed_world import World, spec
 from gazette_platform import Change
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg.catalog import CatalogTables
-from gazette_platform.lake.table_spec import TableSpec
+from gazette_platform.lake.spec.table_spec import TableSpec
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers

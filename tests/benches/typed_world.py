@@ -9,6 +9,8 @@ from gazette_platform.lake.iceberg.catalog import CatalogHandle
 from gazette_platform.lake.iceberg.publishing import (
     publish_files,
 )
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.files.writing import (
     data_file_of,
 )
@@ -17,8 +19,6 @@ from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )
 from gazette_platform.lake.typed.tables.table import open_table, state_properties, write_state
-from gazette_platform.lake.typed_spec.spec import TypedSpec
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
 __all__ = ["JOURNAL", "Held", "World", "numbers", "publish", "row", "spec"]
 

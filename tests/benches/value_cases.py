@@ -9,12 +9,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.lake import parse_table_spec
-from gazette_platform.lake.fit import value_scanner
+from gazette_platform.lake.raw.audits.fit import value_scanner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
 
 __all__ = [
     "LINES",

@@ -190,7 +190,7 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """Behind the last byte."""
+        """Offset after the last byte."""
         return self.begin + self.length
 
     @override

@@ -23,7 +23,7 @@ ANOMALIES = {
     "inconsistent-offsets": "one offset held different bytes, by acknowledgements or reads",
     "unexpected": "bytes that nobody appended",
     "unseen": "acknowledged appends of a journal whose final content is not in the history",
-    "G0": "only a part of an append is there: writes were torn or mixed",
+    "G0": "only a part of an append is visible: writes were torn or mixed",
     "G0-realtime": "an append lies before one that had ended before it was invoked",
     "nonmonotonic-send": "the same, of one process",
     "G1a": "an append that failed is visible",

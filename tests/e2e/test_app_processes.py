@@ -268,11 +268,11 @@ async def test_a_second_sigterm_hurries(start, client, etcd_prefix):
     await create_shard(first, etcd_prefix)
     start("full-process", "--consumer.limit=0").wait_ready()  # it is there, and takes nothing over
     first.terminate()
-    first.wait_says("told to leave")
+    first.wait_says("asked to leave")
     # It waits: nobody else would consume.
     await stays(lambda: first.process.poll() is None, for_s=1)
     first.terminate()
-    assert "told to leave again" in first.ends(0, timeout_s=15)
+    assert "asked to leave again" in first.ends(0, timeout_s=15)
 
 
 def test_sigterm_before_it_is_ready_ends_it(start, own_etcd_server):

@@ -172,13 +172,13 @@ def test_a_second_signal_ends_a_broker_whose_store_is_away(server):
         client.append(JOURNAL, b"two ")
     server.terminate()
     # Two signals that are pending at the same time would be one. It failed to store before the first, too.
-    wait_until(lambda: "trying again later" in server.log_tail().partition("told to leave")[2])
+    wait_until(lambda: "trying again later" in server.log_tail().partition("asked to leave")[2])
     assert not server.has_ended
     server.terminate()
     began = time.monotonic()
     server.wait(timeout_s=30)
     assert time.monotonic() - began < 15
-    assert "told to leave again" in server.log_tail()
+    assert "asked to leave again" in server.log_tail()
     assert (
         "2 fragments were not persisted, and only the spools of this broker have"
         in server.log_tail()
@@ -218,10 +218,10 @@ def test_the_watchdog_ends_what_does_not_end_by_itself(caplog):
     watchdog = Watchdog(lambda _: ended.set())
     watchdog.describe = lambda: "a task and its place"
     watchdog.arm(60.0, "later")
-    watchdog.arm(0.05, "it was told so twice")
+    watchdog.arm(0.05, "it got a second signal")
     watchdog.arm(60.0, "later")
     assert ended.wait(10)
-    assert "is ended: it was told so twice" in caplog.text
+    assert "is ended: it got a second signal" in caplog.text
     assert "what it waits for:\na task and its place" in caplog.text
 
 
@@ -230,7 +230,7 @@ def test_the_watchdog_ends_what_cannot_even_log():
     ended, reads = threading.Event(), threading.Event()
     watchdog = Watchdog(lambda _: ended.set())
     watchdog.describe = lambda: reads.wait() and ""
-    watchdog.arm(0.05, "it was told so twice")
+    watchdog.arm(0.05, "it got a second signal")
     try:
         assert ended.wait(20)
     finally:

@@ -107,10 +107,10 @@ def test_a_second_signal_ends_a_broker_whose_event_loop_hangs_in_a_disk(start):
     server = start("1h")
     appending = append_and_stand_still(server)
     server.terminate()
-    says(server, "told to leave")
+    says(server, "asked to leave")
     server.terminate()
-    log = ends(server, "it was told so twice")
-    assert "told to leave again" in log
+    log = ends(server, "it got a second signal")
+    assert "asked to leave again" in log
     assert "write_at_once" in log  # where it hangs
     appending.join()
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from gazette_platform.lake.retention import Break
+from gazette_platform.lake.raw.prunes.retention import Break
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.hand_over import former_cursors, former_retention
 from gazette_platform.sensors.retention import RetentionState

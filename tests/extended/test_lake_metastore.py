@@ -23,7 +23,7 @@ from gazette_platform.hive import (
 from gazette_platform.hive.locks import this_process
 from gazette_platform.hive.thrift import TTransportException, ttypes
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
-from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.testing.waiting import block_for, wait_until
 
 pytestmark = [pytest.mark.hive, pytest.mark.trino, pytest.mark.timeout(400)]

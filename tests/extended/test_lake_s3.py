@@ -22,9 +22,9 @@ from gazette_platform.lake import (
     excluded_files,
     parse_table_spec,
 )
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.quarantine import Quarantine
-from gazette_platform.lake.storage import Storage, StoreFiles, object_files
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.quarantine import Quarantine
+from gazette_platform.lake.reading.storage import Storage, StoreFiles, object_files
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec
 

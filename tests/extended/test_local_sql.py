@@ -20,9 +20,9 @@ from object_servers import need_go, s3_server
 
 from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.cli.gazctl import main
-from gazette_platform.lake.local_sql import connect
+from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
 from gazette_platform.testing.servers import BrokerServer

@@ -18,14 +18,13 @@ from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
 from gazette_platform.lake.catalogs import TrinoCatalogs
-from gazette_platform.lake.doctor import look_at_trino
+from gazette_platform.lake.engines.doctor import look_at_trino
+from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession, sql_folder
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import load_rollup_specs
 from gazette_platform.lake.rollups.engines import TrinoEngine
 from gazette_platform.lake.rollups.maintenance import maintain
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
-from gazette_platform.lake.sql import sql_folder
-from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.platform import tools
 from gazette_platform.platform.component import Component, choose_ports

@@ -232,7 +232,7 @@ def test_start_that_fails_shows_the_reason_alone(shell: Shell):
 
 
 SPARK = """
-from gazette_platform.lake.local_sql import connect
+from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.spark.source import register
 from pyspark.sql import SparkSession
 with connect() as sql:

@@ -142,7 +142,7 @@ async def test_who_never_comes_back_is_given_up(servers):
         assert (await client.append(JOURNAL, b"new")).begin == 7
         assert await read_all(client) == b"stored new"
     log = servers[other].log.read_text()
-    assert f"it goes on at 7; what only spools of {name} hold behind that is given up" in log
+    assert f"it goes on at 7; what only spools of {name} hold after that is given up" in log
     await asyncio.to_thread(servers[name].start)
     async with client_of(servers[name]) as client:
         assert (await client.append(JOURNAL, b"er")).begin == 10

@@ -19,16 +19,15 @@ from typed_world import World, spec
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.engines.spark import start_session
 from gazette_platform.lake.iceberg.catalog import CatalogTables
-from gazette_platform.lake.spark import start_session
-from gazette_platform.lake.table_spec import TableSpec
+from gazette_platform.lake.spec.table_spec import TableSpec
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import Flags, MessageClock, build_uuid, new_producer_id
-from gazette_platform.spark.typed_orders import source_of
-from gazette_platform.spark.typed_workers import SparkWorkers
+from gazette_platform.spark.typed_workers import SparkWorkers, source_of
 from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import wait_until
 

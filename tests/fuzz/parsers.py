@@ -26,8 +26,8 @@ from gazette_platform.codecs import decompressor
 from gazette_platform.errors import GazetteError
 from gazette_platform.keyspace.keys import parse_key
 from gazette_platform.keyspace.state import decode_journal_spec, decode_route
-from gazette_platform.lake.layout import Layout
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.layout import Layout
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.message import CsvFraming, JsonFraming, ProtoFraming, parse_uuid, split_fixed
 from gazette_platform.protocol import (
     CompressionCodec,

@@ -157,7 +157,7 @@ async def test_two_processes_serve_end_and_count_as_one_broker(brokers):
     assert "host-1 was killed by SIGKILL: starting it again in 0 s, for the 1. time" in log
     assert re.search(r"^host-0: \S+ \S+ INFO .* serves at", log, re.MULTILINE)
     assert brokers.stop(timeout_s=60.0) == 0
-    assert "told to leave again" not in brokers.log_of_run()
+    assert "asked to leave again" not in brokers.log_of_run()
 
     # One process takes over what two have left.
     brokers.run(brokers.command("1"), timeout_s=60.0)
@@ -180,7 +180,7 @@ async def test_processes_that_are_all_signalled_leave_in_peace(tmp_path, etcd_se
         log = brokers.log_of_run()
         lines = [json.loads(line) for line in log.splitlines()]
         assert {line.get("process") for line in lines} == {None, "host-0", "host-1"}
-        assert "told to leave again" not in log
+        assert "asked to leave again" not in log
         stored = {path.parent.name for path in brokers.fragments.rglob("*.gz")}
         assert stored == {name.rpartition("/")[2] for name in NAMES}
 

@@ -217,7 +217,7 @@ async def test_state_of_a_new_store_is_a_copy(owners_of):
         (GOLDEN.replace(b'"ack_intents"', b"ack_intents"), "a line cannot be read"),
         (GOLDEN.replace(b'"AQIDBAUG"', b'"AQID"'), "expected 6 bytes"),
         (GOLDEN.replace(b"111", b"-111"), "invalid ReadThrough"),
-        (b'{"foo":111}\n{"hello":"world"}\n[1]\n', "the JSON is no Checkpoint"),
+        (b'{"foo":111}\n{"hello":"world"}\n[1]\n', "the JSON is not a Checkpoint"),
     ],
 )
 async def test_a_file_of_something_else_is_told(owner, content, problem):

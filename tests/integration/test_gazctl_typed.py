@@ -230,7 +230,7 @@ def test_journal_made_again_is_read_once_told_to(lake, shared, root, apply, appe
     assert f"typed.orders: {one} is read from offset 0 on" in done.err
     assert [n for n, _ in rows()] == [1, 2, 3]
     again = lake("run", "typed.orders", "--begin-anew", f"{one}=7")
-    assert "is the journal that was read, so nothing began anew" in again.err
+    assert "is the journal that was read, so nothing was restarted" in again.err
 
 
 @pytest.fixture
@@ -284,7 +284,7 @@ def test_rollback_says_what_is_lost(lake, gazctl, shared, rolled_back, rows):
     def shown():
         return lake("run", "typed.orders", "--accept-rollback").err
 
-    lost = f"{one} would be read again from offset {size} to {3 * size}, of which {2 * size} bytes are gone"
+    lost = f"{one} would be read again from offset {size} to {3 * size}, and {2 * size} bytes of it are gone"
     wait_until(lambda: lost in shown(), timeout_s=60)
 
 
@@ -605,7 +605,7 @@ def test_rows_are_made_anew_of_offsets_and_hive_partitions(
     assert rows() == every[:3]
     none = lake("backfill", "typed.orders", "--partition", "part=three")
     assert none.code == 0, none.err
-    assert "nothing is made anew: no stored fragment" in none.out.decode()
+    assert "no rows are made: no stored fragment" in none.out.decode()
     assert "`gazctl lake describe shop.orders`" in none.out.decode()
     for given in ("--from", "196"), ("--from", "9", "--to", "5"):
         empty = lake("backfill", "typed.orders", "--journal", one, *given)

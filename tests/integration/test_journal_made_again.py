@@ -15,7 +15,7 @@ from gazette_platform import AsyncClient, Client, ClientConfig
 from gazette_platform.client.read import reader
 from gazette_platform.errors import GazetteError, JournalReplaced, LakeError, ValidationError
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
 from gazette_platform.lake.typed.runs import backfilling, journals
 from gazette_platform.lake.typed.runs.amending import publish_amendment

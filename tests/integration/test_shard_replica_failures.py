@@ -526,7 +526,7 @@ async def test_a_failure_that_cannot_be_told_is_logged(bench, caplog):
 
     replica = bench.replica(Numbered(), spec_of(log=False), host=Deaf(bench.desk))
     await eventually(lambda: replica.has_ended)
-    await eventually(lambda: "its failure is not told: etcd is gone" in caplog.text)
+    await eventually(lambda: "its failure cannot be reported: etcd is gone" in caplog.text)
     assert isinstance(replica.error, EtcdError)
 
 

@@ -21,9 +21,9 @@ from gazette_platform.errors import (
 from gazette_platform.message import JsonFraming, read_committed
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import LabelSet
-from gazette_platform.spark import delivery as delivery_module, staging as staging_module
-from gazette_platform.spark.delivery import Delivery, check_targets
-from gazette_platform.spark.marks import Mark, Writer
+from gazette_platform.spark import sink as delivery_module, staging as staging_module
+from gazette_platform.spark.offsets import Mark, Writer
+from gazette_platform.spark.sink import Delivery, check_targets
 from gazette_platform.spark.staging import Block, lay_down
 from gazette_platform.spark.targets import Targets
 
@@ -312,7 +312,7 @@ async def test_content_that_is_gone_or_damaged_is_an_error(client, monkeypatch):
     mark = Mark(epoch=3, place=(block.begin, block.begin + 3), at=0)
     registers = LabelSet.of((journals.writer.label, mark.text))
     await client.append(journals.staging, b"x\n", union_registers=registers)
-    with pytest.raises(DataError, match="what lies at offset 0 is no plan of an epoch"):
+    with pytest.raises(DataError, match="what lies at offset 0 is not a plan of an epoch"):
         await journals.delivery().deliver(3, [])
     monkeypatch.setattr(staging_module, "_READ_TIMEOUT_S", 0.2)
     mark = Mark(epoch=3, place=(4, 90_000), at=0)

@@ -7,9 +7,9 @@ from gazctl_runner import gazctl_runner
 
 from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.errors import LakeError, SchemaMismatch, ValidationError
-from gazette_platform.lake.local_sql import connect
+from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.lake.table_spec import read_table_spec
+from gazette_platform.lake.spec.table_spec import read_table_spec
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 
@@ -331,7 +331,7 @@ def test_command_notes_what_may_surprise(gazctl_sql, create):
     odd = create("odd", lines({"n": 1}, {"n": 2}), b"oops\n", lines({"n": 3}))
     done = gazctl_sql(f"SELECT count(*), count(n) FROM journal('{odd}')", "-o", "csv")
     assert done.out.splitlines()[1] == b"4,3"
-    assert "1 lines are no JSON objects" in done.err
+    assert "1 lines are not JSON objects" in done.err
     large = create("large", lines(*({"n": n, "text": "x" * 1000} for n in range(3000))))
     done = gazctl_sql(f"SELECT count(*) FROM journal('{large}')", "-o", "csv")
     assert done.out.splitlines()[1] == b"3000"

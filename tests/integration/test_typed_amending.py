@@ -14,6 +14,7 @@ from gazette_platform.errors import (
     TypedFenced,
 )
 from gazette_platform.lake.iceberg.publishing import summary_of
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
@@ -22,7 +23,6 @@ from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
 from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.clock import ManualClock
 
 pytestmark = pytest.mark.etcd
@@ -139,7 +139,7 @@ def test_amendments_that_took_so_long_that_their_files_may_be_gone_are_given_up(
     )
     for name in world.logs:
         world.append(name, ("out",))
-    with pytest.raises(TypedFenced, match="took 13 h to be made anew"):
+    with pytest.raises(TypedFenced, match="took 13 h to be made"):
         BackfillRunner(late, LocalWorkers(), world.client, clock=clock).run(
             spec(), world.raw, everything(world)
         )
@@ -270,7 +270,7 @@ def test_backfill_is_put_into_no_table_that_is_made_anew_meanwhile(world):
         runner = TypedRunner(world.tables, LocalWorkers(), world.client)
         runner.run(spec(), world.raw, limits=Limits(task_bytes=1, tasks_max=2))
 
-    with pytest.raises(TypedFenced, match="dropped and made anew"):
+    with pytest.raises(TypedFenced, match="dropped and recreated"):
         world.backfill(spec(), {one: [(0, 1 << 20)]}, tables=Interrupted(world.tables, [made_anew]))
     world.run(spec())
     assert world.places(NAME) == rows

@@ -13,15 +13,16 @@ from spark_journals import create
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable
 from gazette_platform.lake.iceberg.catalog import CatalogTables
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
+from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import HoleKind, Limits
-from gazette_platform.lake.typed.runs.running import COMPLETE_AT, TypedRunner
+from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.tail import pin_tail, rows_of_order, settle_tail, spool_tail
 from gazette_platform.lake.typed.runs.working import LocalWorkers, attempt
+from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
 from gazette_platform.lake.typed.tables.quarantine import count_rows, quarantined_rows
-from gazette_platform.lake.typed_spec.spec import TypedSpec
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import Flags, build_uuid
 from gazette_platform.testing.waiting import wait_until
 

@@ -12,9 +12,9 @@ from typed_shop import SPEC, Shop, record, typed_spec
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError, SetupError
-from gazette_platform.lake.local_sql import connect
+from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 
 pytestmark = pytest.mark.etcd
 

@@ -39,6 +39,8 @@ FILES = {
 
 COMMANDS = """
 gazctl jurnals list
+gazctl create NAME/x
+gazette stop
 gazctl journals lst
 gazctl journals list --selektor name=a
 gazctl journals list NAME/one --output yaml
@@ -62,6 +64,7 @@ gazctl journals append
 gazctl journals append NAME/none events.jsonl
 gazctl journals append NAME/one missing.jsonl
 gazctl journals append NAME/one .
+gazctl journals append NAME/ events.jsonl
 gazctl journals append NAME/one empty.jsonl
 gazctl journals append events.jsonl NAME/one
 gazctl journals append NAME/one events.jsonl --framing csv

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster import AssetKey
 
-from gazette_platform.assets.partition_keys import time_partition
-from gazette_platform.lake.times import fold
-from gazette_platform.sensors.versions import DATA_VERSION, data_version
+from gazette_platform.assets.raw import time_partition
+from gazette_platform.lake.raw.times import fold
+from gazette_platform.sensors.reports import DATA_VERSION, data_version
 from tests.lake_crash.verdict import Account, Told
 
 if TYPE_CHECKING:

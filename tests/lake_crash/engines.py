@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.lake import parse_table_spec
-from gazette_platform.lake.local_sql import connect
-from gazette_platform.lake.spec_rules import EXACT_SUFFIX
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.engines.duckdb import connect
+from gazette_platform.lake.engines.trino import TrinoSession
+from gazette_platform.lake.spec.rules import EXACT_SUFFIX
 from tests.benches.lake_servers import spark_session
 from tests.lake_crash.oracle import Numbers
 from tests.lake_crash.verdict import EXACT, RAW

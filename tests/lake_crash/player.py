@@ -20,8 +20,8 @@ from gazette_platform.codecs import compressor
 from gazette_platform.errors import LakeError, StatusError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import PartitionAccount, StoreRoots
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.storage import Storage, _wait
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.reading.storage import Storage, _wait
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
@@ -84,7 +84,7 @@ class Facts:
     times: dict[str, Account] = field(default_factory=dict)
     """Of all journals together, by Dagster's partition key."""
     log: DagsterLog = DagsterLog({}, frozenset())  # noqa: RUF009
-    """What Dagster was told."""
+    """What Dagster's events say."""
     calls: list[str] = field(default_factory=list)
     """What lives did, as `Calls` writes it."""
     faults: int = 0

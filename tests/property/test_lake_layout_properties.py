@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given, strategies as st
 
 from gazette_platform.hive import partition_name
-from gazette_platform.lake.layout import Layout, PartitionColumn, partition_key
-from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.spec.layout import Layout, PartitionColumn, partition_key
 
 NAME = st.text("abcxyz_", min_size=1, max_size=4)
 VALUE = st.text("aé1%=.-_+|,", min_size=1, max_size=8)

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given, strategies as st
 
 from gazette_platform.fragment import index
-from gazette_platform.lake.listing import nearest_before
-from gazette_platform.lake.progress import (
+from gazette_platform.lake.raw.listing import nearest_before
+from gazette_platform.lake.raw.planning import (
     HOLES_MAX,
     JUMP_AGE_S,
     JournalCursor,

@@ -15,7 +15,7 @@ from debezium import Database, mysql_source, postgres_source, spec_of
 from msgspec import structs
 from typed_world import spec as typed_spec
 
-from gazette_platform.lake.local_sql.names import quoted
+from gazette_platform.lake.engines.duckdb.names import quoted
 from gazette_platform.lake.typed.checks.recount import LastMessages
 from gazette_platform.lake.typed.files.sinks import are_deletions
 from gazette_platform.lake.typed.planning.last_rows import view_of

@@ -10,17 +10,17 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from gazette_platform.lake.schema import ColumnType
+from gazette_platform.lake.spec.schema import ColumnType
+from gazette_platform.lake.spec.typed.columns import KEY_TYPES, SCALARS, TRANSFORMS, text_of
+from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed.typed_columns import SYSTEM_COLUMNS, TypedColumn
 from gazette_platform.lake.typed.schema.evolution import plan_evolution
 from gazette_platform.lake.typed.schema.iceberg_types import (
     new_partition_spec,
     new_schema,
     spec_type,
 )
-from gazette_platform.lake.typed_spec.columns import KEY_TYPES, SCALARS, TRANSFORMS, text_of
-from gazette_platform.lake.typed_spec.partitions import parse_partition
-from gazette_platform.lake.typed_spec.spec import TypedSpec
-from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS, TypedColumn
 
 # Few names, so that tables and specs have some in common, and those of which paths are made.
 NAMES = st.sampled_from(["a", "b", "c", "d", "element", "value", "key", "a_day"])

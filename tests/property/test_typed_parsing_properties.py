@@ -4,9 +4,9 @@ import json
 
 from hypothesis import given, strategies as st
 
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.rows.parsing import BlockParser
-from gazette_platform.lake.typed_spec.spec import TypedSpec
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
 COLUMNS = {
     "a": "bigint", "b": "string", "c": "decimal(5,2)", "d": "timestamptz", "e": "array<struct<x:int>>", "f": "date",

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, strategies as st
 from typed_logs import between, honest, hostile, laid_out, table_of, uninterrupted
 
-from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.typed.checks.recount import committed_spans
 from gazette_platform.lake.typed.planning.ranges import BackfillRange, Task
 from gazette_platform.lake.typed.planning.rounds import Done

@@ -27,7 +27,7 @@ from typed_logs import (
 
 from gazette_platform.client import FragmentListing
 from gazette_platform.errors import DataError, LakeError
-from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.typed.planning import rounds, screening
 from gazette_platform.lake.typed.planning.ranges import (
     JournalNow,
@@ -438,5 +438,5 @@ def test_transaction_whose_end_is_gone_is_told():
     )
     while turns.rounds.orders:
         turns.rounds.take([workers.work(order) for order in turns.rounds.orders])
-    with pytest.raises(LakeError, match="nobody holds what is behind offset 20"):
+    with pytest.raises(LakeError, match="no broker or store holds what follows offset 20"):
         turns.go_on()

@@ -3,14 +3,14 @@
 import msgspec
 from hypothesis import given, settings, strategies as st
 
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.typed import read_typed_spec
 from gazette_platform.lake.typed.schema.evolution import plan_evolution
 from gazette_platform.lake.typed.schema.iceberg_types import (
     arrow_schema,
     new_partition_spec,
     new_schema,
 )
-from gazette_platform.lake.typed_spec import read_typed_spec
 
 RAW = parse_table_spec("""
 name: shop.orders

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.spark import is_connect, start_session
-from gazette_platform.spark.typed_merge import SparkMerger
+from gazette_platform.lake.engines.spark import is_connect, start_session
+from gazette_platform.spark.typed_workers import SparkMerger
 
 if TYPE_CHECKING:
     from collections.abc import Callable

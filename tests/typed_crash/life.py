@@ -22,9 +22,9 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake.engines.spark import is_local
 from gazette_platform.lake.iceberg.catalog import HiveTables
 from gazette_platform.lake.iceberg.metastore import IcebergTables
-from gazette_platform.lake.spark import is_local
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.reprocessing import Reprocessor
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.lake import LakeSettings
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.runs.jobs import Job, Workers
     from gazette_platform.lake.typed.tables.upserts import Merger
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from tests.lake_crash.pairs import Pair
     from tests.lake_crash.plan import Fault
 

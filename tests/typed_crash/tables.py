@@ -12,7 +12,7 @@ from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.iceberg.catalog import HiveTables
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups.engines import SparkEngine
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
+from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.typed.checks.maintenance import fence_before, maintain_typed
 from gazette_platform.lake.typed.tables.quarantine import count_rows, settle_quarantine
 from gazette_platform.lake.typed.tables.table import typed_table

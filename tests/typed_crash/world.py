@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.client import Client, ClientConfig
-from gazette_platform.lake.spark import spark_configuration
+from gazette_platform.lake.engines.spark import spark_configuration
 from gazette_platform.platform import tools
 from gazette_platform.platform.component import HOST, choose_ports
 from gazette_platform.testing.etcd import EtcdServer, find_etcd

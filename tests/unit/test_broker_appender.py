@@ -525,9 +525,9 @@ async def test_a_streamed_append_that_outlasts_the_lease_never_counts(bench):
     waiting = bench.submit(stream=stream)
     stream.pieces.put_nowait(b"never")
     await turns()
-    bench.journal.refusal = "this broker is no member of its cluster any more"
+    bench.journal.refusal = "this broker is no longer a member of its cluster"
     stream.pieces.put_nowait(b"")
-    with pytest.raises(RpcFailed, match="no member of its cluster"):
+    with pytest.raises(RpcFailed, match="no longer a member of its cluster"):
         await waiting
     assert bench.read() == b"before "
     assert bench.spool.end == 7

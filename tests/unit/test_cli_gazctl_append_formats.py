@@ -54,6 +54,8 @@ def append(gazctl, journal, tmp_path):
         ("Köln,1\nBonn,2\n".encode("cp1252"), "--encoding windows-1252"),
         (b'{"a": 1}\n{"a": 2}', "in does not end with a newline"),
         (b"a,1\nb,2", "in does not end with a newline"),
+        (b'id;note\n1;"two\nlines"\n2;x\n', "in is CSV with line breaks in quoted fields"),
+        (b'id;note\n1;"one line"\n2;x\n', None),
         (b'{"a": 1}\noops\n', None),
         (b"a;1\nb;2\n", None),
         (b"some words", None),

@@ -149,7 +149,8 @@ def test_a_clock_that_is_right_is_not_spoken_of_and_one_that_is_unknown_is(
     result = gazctl("prune", "a/short", *flags)
     assert result.code == 0
     assert (
-        "file:/// does not tell its time: ages of fragments are by the clock of this" in result.err
+        "file:/// does not report its time: ages of fragments are by the clock of this"
+        in result.err
     )
     assert "2 of 3 fragments would be removed" in result.err
 

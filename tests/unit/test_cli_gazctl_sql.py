@@ -9,7 +9,7 @@ import pytest
 
 from gazette_platform.cli.gazctl import sql_run
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.local_sql import QueryResult
+from gazette_platform.lake.engines.duckdb import QueryResult
 
 
 def result_of(query):

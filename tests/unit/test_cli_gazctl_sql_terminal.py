@@ -13,7 +13,7 @@ import sys, duckdb
 from types import SimpleNamespace
 from gazette_platform.cli import bars
 from gazette_platform.cli.gazctl import sql_run
-from gazette_platform.lake.local_sql import QueryResult
+from gazette_platform.lake.engines.duckdb import QueryResult
 from gazette_platform.testing.waiting import wait_until
 bars.SHOWN_AFTER_S *= 1 if sys.argv[2] == "slow" else 1000
 rows = duckdb.connect().execute("SELECT 'row' AS a FROM range(3)")

@@ -33,8 +33,8 @@ NOT_FOR_A_QUERY = (
     "gazette_platform.cli.gazctl.journals.list",
     "gazette_platform.cli.gazctl.journals.read",
     "gazette_platform.hive",
-    "gazette_platform.lake.registration",
-    "gazette_platform.lake.repair",
+    "gazette_platform.lake.raw.registration",
+    "gazette_platform.lake.raw.repair",
     "gazette_platform.stores",
     "numpy",
     "obstore",
@@ -82,12 +82,12 @@ def test_a_query_imports_nothing_that_it_does_not_need(tmp_path):
         "import contextlib, sys; from gazette_platform.cli.gazctl import main\n"
         f"sys.argv = ['gazctl', 'sql', 'SELECT 1', '-o', 'csv', '--tables', {str(tmp_path)!r}]\n"
         "with contextlib.suppress(SystemExit): main()\n"
-        "import gazette_platform.lake.local_sql.dataset\n"
+        "import gazette_platform.lake.engines.duckdb.dataset\n"
         "print(*(name for name, module in sys.modules.items() if module), sep='\\n')"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     loaded = set(ended.stdout.split())
-    assert {"duckdb", "pyarrow.dataset", "gazette_platform.lake.local_sql.rows"} <= loaded
+    assert {"duckdb", "pyarrow.dataset", "gazette_platform.lake.engines.duckdb.rows"} <= loaded
     assert loaded.isdisjoint(NOT_FOR_A_QUERY), loaded & set(NOT_FOR_A_QUERY)

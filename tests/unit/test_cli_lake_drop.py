@@ -13,10 +13,10 @@ from gazette_platform.cli.gazctl import main
 from gazette_platform.cli.gazctl.lake import apply
 from gazette_platform.cli.gazctl.lake.apply import drop_raw, without_typed
 from gazette_platform.errors import LakeError, ValidationError
-from gazette_platform.lake.exact import ensure_views
-from gazette_platform.lake.layout import Layout
-from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.tables import table_definition
+from gazette_platform.lake.raw.tables import table_definition
+from gazette_platform.lake.raw.views import ensure_views
+from gazette_platform.lake.spec.layout import Layout
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 
 RAW = "name: shop.orders\nselector: name:prefix=orders/\nformat: json\ncolumns:\n  - {name: id, type: bigint}\n"
 TYPED = "# of typed tables\ntyped:\n  # none has one\n  uuid: none\n  columns:\n    - {name: id, type: int}\n"

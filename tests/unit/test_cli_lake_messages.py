@@ -3,16 +3,17 @@
 import doctest
 from datetime import UTC, datetime
 
+import duckdb
 import pytest
 
 from gazette_platform.cli.gazctl import main
-from gazette_platform.cli.gazctl.lake.flush import nothing_more
-from gazette_platform.lake import meant as meant_module
-from gazette_platform.lake.local_sql import advice
-from gazette_platform.lake.meant import meant
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.standing import PartitionStanding, TableStanding, table_standing
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.cli.gazctl.lake.run import nothing_more
+from gazette_platform.lake.engines.duckdb import advice
+from gazette_platform.lake.raw.audits.status import PartitionStanding, TableStanding, table_standing
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.spec import folder as meant_module
+from gazette_platform.lake.spec.folder import meant
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.ops import text
 
 TABLE = "name: my.packages\nselector: name=x\nformat: json\ncolumns: [{name: a, type: int}]\n"
@@ -136,6 +137,25 @@ def test_a_folder_without_specs_is_told(tmp_path, monkeypatch, capsys):
 def test_examples_are_so(module):
     ran = doctest.testmod(module)
     assert (ran.failed, ran.attempted > 0) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("query", "step"),
+    [
+        ("SELECT 1 FROM shop/orders", "write FROM journal('shop/orders')"),
+        ("SELECT * FROM journal(shop/orders)", "goes in quotes: journal('shop/orders')"),
+        ("SELECT sum(total) FROM texts", "use TRY_CAST(total AS DOUBLE)"),
+        ("SELECT avg( t.total ) FROM texts t", "use TRY_CAST(t.total AS DOUBLE)"),
+    ],
+)
+def test_failed_query_over_a_journal_has_a_next_step(query, step):
+    with duckdb.connect() as db:
+        db.execute("CREATE TABLE texts AS SELECT '1.5' AS total")
+        with pytest.raises(duckdb.Error) as failed:
+            db.execute(query)
+    text = advice.advised(str(failed.value), query, ["texts", "total"])
+    assert step in text
+    assert "Candidate functions" not in text or "journal(" in query
 
 
 def test_what_is_meant_is_bounded():

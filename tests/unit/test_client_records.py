@@ -45,12 +45,12 @@ async def test_offset_is_behind_the_last_whole_line():
 async def test_content_that_ends_within_a_line_is_an_error():
     reader = lines(Pieces(b"a\nbc"))
     assert await anext(reader) == [b"a"]
-    with pytest.raises(DataError, match=r"unexpected EOF.* 2 bytes behind offset 2"):
+    with pytest.raises(DataError, match=r"unexpected EOF.* 2 bytes after offset 2"):
         await anext(reader)
 
 
 async def test_overlong_line_is_desynchronized():
-    with pytest.raises(Desynchronized, match="no newline within 12 bytes behind offset 0"):
+    with pytest.raises(Desynchronized, match="no newline within 12 bytes after offset 0"):
         await anext(lines(Pieces(b"123456", b"123456"), line_bytes_max=10))
 
 

@@ -18,7 +18,7 @@ from gazette_platform.consumer.protocol import (
     ShardSpec,
     ShardStatus,
 )
-from gazette_platform.consumer.shard import (
+from gazette_platform.consumer.shard.assignments import (
     MISSING_ID,
     HeldReplica,
     LocalStep,

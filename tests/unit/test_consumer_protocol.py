@@ -131,10 +131,10 @@ def test_checkpoint_says_which_journal_its_offset_is_of():
     [
         ({"sources": {"foo": {"producers": [{"id": "AQID", "state": {}}]}}}, "expected 6 bytes"),
         ({"sources": {"foo": {"producers": [{"state": {}}]}}}, "KeyError"),
-        ({"sources": {"foo": {"read_through": "far"}}}, "no Checkpoint"),
+        ({"sources": {"foo": {"read_through": "far"}}}, "not a Checkpoint"),
         ({"sources": {"foo": {"read_through": -1}}}, r"Sources\[foo\]: invalid ReadThrough"),
-        ({"sources": [1]}, "no Checkpoint"),
-        ({"ack_intents": {"baz": "?"}}, "no Checkpoint"),
+        ({"sources": [1]}, "not a Checkpoint"),
+        ({"ack_intents": {"baz": "?"}}, "not a Checkpoint"),
     ],
 )
 def test_json_that_is_no_checkpoint_is_refused(document, problem):
@@ -145,8 +145,11 @@ def test_json_that_is_no_checkpoint_is_refused(document, problem):
 @pytest.mark.parametrize(
     ("raw", "problem"),
     [
-        (b"\xff", "1 bytes are no Checkpoint"),
-        (bytes.fromhex("0a0c0a03666f6f1205120312 0101".replace(" ", "")), "no Checkpoint|6 bytes"),
+        (b"\xff", "1 bytes are not a Checkpoint"),
+        (
+            bytes.fromhex("0a0c0a03666f6f1205120312 0101".replace(" ", "")),
+            "not a Checkpoint|6 bytes",
+        ),
     ],
 )
 def test_bytes_that_are_no_checkpoint_are_refused(raw, problem):

@@ -34,11 +34,11 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.accounting import partition_accounts
+from gazette_platform.lake.raw.accounting import partition_accounts
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors.audits import AuditState, _is_outgrown
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest, unpacked
-from gazette_platform.sensors.told import InstanceTold
+from gazette_platform.sensors.reports import InstanceTold
 
 pytestmark = pytest.mark.long
 
@@ -727,8 +727,8 @@ def test_what_dagster_was_told_is_looked_at_again_in_slices(platform, monkeypatc
         slices.append(list(keys))
         return partition_accounts(session, table, keys)
 
-    monkeypatch.setattr("gazette_platform.lake.times.partition_accounts", accounts)
-    monkeypatch.setattr("gazette_platform.sensors.telling._LOOKED_MAX", 2)
+    monkeypatch.setattr("gazette_platform.lake.raw.times.partition_accounts", accounts)
+    monkeypatch.setattr("gazette_platform.sensors.reporting._LOOKED_MAX", 2)
     platform.write_spec("a")
     for hour in range(5):
         platform.files.append("a/part=0", line(1), postfix=f"hour={hour:02}")
@@ -742,8 +742,8 @@ def test_what_dagster_was_told_is_looked_at_again_in_slices(platform, monkeypatc
 
 def test_a_round_over_fragments_and_partitions_of_a_table_ends(platform, monkeypatch):
     """Four slices of one and two of the other, which would never end in one tick."""
-    monkeypatch.setattr("gazette_platform.lake.listing._SWEEP_PAGE", 4)
-    monkeypatch.setattr("gazette_platform.sensors.telling._LOOKED_MAX", 6)
+    monkeypatch.setattr("gazette_platform.lake.raw.listing._SWEEP_PAGE", 4)
+    monkeypatch.setattr("gazette_platform.sensors.reporting._LOOKED_MAX", 6)
     for table in ("a", "b"):
         platform.write_spec(table)
         for hour in range(12):

@@ -34,7 +34,7 @@ from gazette_platform.assets.typed_keys import (
 from gazette_platform.assets.typed_maintenance import UpkeepEngine
 from gazette_platform.client import FragmentListing
 from gazette_platform.lake import Finding, LakeSettings, parse_table_spec
-from gazette_platform.lake.typed_spec import TypedColumn
+from gazette_platform.lake.spec.typed import TypedColumn
 from gazette_platform.protocol import Fragment
 from gazette_platform.resources import platform_resources
 

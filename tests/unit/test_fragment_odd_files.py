@@ -172,7 +172,7 @@ def test_files_of_nobody_are_told_of_once(tmp_path, find, caplog):
         (folder / f"{number:016x}.1.content").write_bytes(b"content")
     assert find()[ODD].is_whole
     assert len(caplog.records) == 1
-    assert "200 files stay, since nothing says of which journals they are" in caplog.text
+    assert "200 files stay, since their journals are unknown" in caplog.text
     assert f"{0:016x}.1.content" in caplog.text
 
 

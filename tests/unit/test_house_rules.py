@@ -34,7 +34,7 @@ MAY_SLEEP = {
     "tests/fuzz/pulse.py": "it needs only the standard library",
     "tests/benches/": "starters of servers poll until these serve or have ended",
     "tests/e2e/test_fuzz_run.py": "a fault to be found",
-    "tests/extended/test_testing_slow_disk.py": "a program that tests start",
+    "tests/extended/test_chaos_slow_disk.py": "a program that tests start",
 }
 
 # Which modules each contract of import-linter is about. Contracts can name existing ones only, so
@@ -54,12 +54,12 @@ CONTRACTS = {
         "allocator.converge allocator.flow allocator.solver "
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.processes broker.spool.verdicts broker.http.messages "
         "broker.replicate.fsm "
-        "cli.gazctl.plan client.read.store_plan consumer.cluster consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.shard.transaction consumer.shard.assignments fragment.audit fragment.cover_set broker.spool.head_records fragment.retention lake.coverage lake.local_sql.journal_names lake.local_sql.json_values lake.local_sql.names lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments lake.table_names lake.csv_header lake.formats "
+        "cli.gazctl.plan client.read.plan consumer.cluster consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.shard.transaction consumer.shard.assignments fragment.audit fragment.cover_set broker.spool.head_records fragment.retention lake.reading.segments lake.engines.duckdb.names lake.engines.duckdb.rows lake.raw.planning lake.raw.prunes.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.spec.folder lake.spec.formats "
         "lake.typed.planning.rounds lake.typed.runs.lag lake.typed.schema.evolution lake.typed.planning.row_ranges lake.typed.schema.iceberg_types lake.typed.rows.json_arrays lake.typed.planning.last_rows lake.typed.rows.parsing lake.typed.files.partition_values lake.typed.rows.placing lake.typed.planning.ranges lake.typed.rows.reasons lake.typed.rows.records lake.typed.planning.columnar_sequencer lake.typed.planning.screening lake.typed.planning.state lake.typed.rows.changes "
-        "lake.typed_spec.columns lake.typed_spec.json_schema lake.typed_spec.partitions lake.typed_spec.spec lake.typed_spec.typed_columns lake.unfit lake.unfit_finding lake.typed_spec.changes "
+        "lake.spec.typed.columns lake.spec.typed.json_schema lake.spec.typed.partitions lake.spec.typed.spec lake.spec.typed.typed_columns lake.spec.unfit lake.raw.audits.unfit_finding lake.spec.typed.changes "
         "message.sequencer ops.network protocol.identity "
         "serving.h2.client_machine serving.h2.endpoint serving.h2.frames serving.h2.hpack serving.h2.limits serving.h2.machine serving.h2.requests serving.h2.responses serving.h2.stream "
-        "sensors.turns sensors.waits serving.members.output serving.members.totals serving.rest_messages spark.marks spark.offsets spark.option_parsing spark.options spark.sink_options spark.splits stores.listings"
+        "sensors.tick sensors.waits serving.members.output serving.members.totals serving.rest_messages spark.offsets spark.options spark.reading stores.listings"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
 }
@@ -249,6 +249,31 @@ def test_no_module_is_called_utils():
         if path.stem in banned or path.parent.name in banned
     ]
     assert not found, "name a module for its concept"
+
+
+def test_changelog_fragments_have_a_name_and_a_kind():
+    kinds = {each["directory"] for each in PROJECT["tool"]["towncrier"]["type"]}
+    rule = re.compile(rf"[a-z0-9-]+\.({'|'.join(kinds)})\.md")
+    names = {p.name for p in tracked(".md") if p.parent == ROOT / "changelog.d"} - {"README.md"}
+    assert not {name for name in names if not rule.fullmatch(name)}, "see changelog.d/README.md"
+    documented = (ROOT / "changelog.d/README.md").read_text()
+    assert kinds == set(re.findall(r"^\| `(\w+)` \|", documented, re.MULTILINE))
+
+
+def test_every_decision_is_listed_in_order():
+    folder = ROOT / "docs" / "adr"
+    listed = re.findall(
+        r"\| (\d+) \| \[.+\]\((\d{4}-.+\.md)\) \|", (folder / "README.md").read_text()
+    )
+    assert [name for _, name in listed] == sorted(path.name for path in folder.glob("0*.md"))
+    for number, name in listed:
+        text = (folder / name).read_text()
+        assert text.startswith(f"# {number}. ")
+        assert re.findall(r"^## (.+)", text, re.MULTILINE) == [
+            "Context",
+            "Decision",
+            "Consequences",
+        ]
 
 
 def test_hive_metastore_folder_holds_no_python():

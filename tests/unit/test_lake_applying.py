@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette_platform.lake.applying import (
+from gazette_platform.lake.raw.applying import (
     SpecFile,
     problems_among,
     problems_with_data,
@@ -13,11 +13,10 @@ from gazette_platform.lake.applying import (
     problems_with_table,
     put_files,
 )
-from gazette_platform.lake.expected import expected_layout, expected_location
-from gazette_platform.lake.layout import Layout, StoreRoots
-from gazette_platform.lake.spec_folder import specs_by_file
-from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.tables import table_definition
+from gazette_platform.lake.raw.tables import table_definition
+from gazette_platform.lake.spec.folder import specs_by_file
+from gazette_platform.lake.spec.layout import Layout, StoreRoots, expected_layout, expected_location
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
 SPEC = """name: shop.orders
@@ -116,7 +115,7 @@ def test_a_postfix_that_only_brokers_can_tell_is_said():
     spec = parse_table_spec(SPEC)
     template = '{{ .Spool.Registers.ValueOf "x" }}/{{ index .Spool.Registers.Labels 3 }}'
     found = problems_with_journals(spec, [journal("orders/part=0", template=template)], AT)
-    assert "cannot be told before a fragment is persisted" in told(found)
+    assert "is not known before a fragment is persisted" in told(found)
 
 
 def test_the_table_that_exists_is_looked_at():

@@ -15,8 +15,8 @@ from gazette_platform.lake import (
     ensure_views,
     excluded_files,
 )
-from gazette_platform.lake.coverage import Span, choose, clusters, gaps, uncovered
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.reading.segments import Span, choose, clusters, gaps, uncovered
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 
 SPEC = """
 name: s.events

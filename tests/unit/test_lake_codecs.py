@@ -13,7 +13,7 @@ from gazette_platform.lake import (
     excluded_files,
     parse_table_spec,
 )
-from gazette_platform.lake.table_spec import Column
+from gazette_platform.lake.spec.table_spec import Column
 from gazette_platform.protocol import CompressionCodec
 
 SPEC = """

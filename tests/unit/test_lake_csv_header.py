@@ -16,17 +16,17 @@ from lake_bench import MemoryMetastore
 from gazette_platform.errors import ValidationError
 from gazette_platform.hive import CSV_STORAGE, HiveColumn, HiveTable
 from gazette_platform.lake import ensure_views, parse_table_spec
-from gazette_platform.lake.applying import SpecFile, problems_among
-from gazette_platform.lake.csv_header import header_pattern, header_places
-from gazette_platform.lake.ddl import MountedTable, create_statement
-from gazette_platform.lake.exact import VIEW_OF, exact_view, plain_view
-from gazette_platform.lake.fit import value_scanner
-from gazette_platform.lake.layout import Layout
-from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.engines.ddl import MountedTable, create_statement
+from gazette_platform.lake.raw.applying import SpecFile, problems_among
+from gazette_platform.lake.raw.audits.fit import value_scanner
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.tables import evolved_table, table_definition
+from gazette_platform.lake.raw.views import VIEW_OF, exact_view, plain_view
 from gazette_platform.lake.rollups.running import read_sources
 from gazette_platform.lake.rollups.spec import parse_rollup
-from gazette_platform.lake.table_names import names_made
-from gazette_platform.lake.tables import evolved_table, table_definition
+from gazette_platform.lake.spec.folder import names_made
+from gazette_platform.lake.spec.formats import header_pattern, header_places
+from gazette_platform.lake.spec.layout import Layout
 
 SPEC = """
 name: shop.prices

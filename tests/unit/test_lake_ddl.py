@@ -11,9 +11,9 @@ from lake_bench import FragmentFiles
 from sqlglot import exp
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.ddl import DIALECTS, MountedTable, create_statement
-from gazette_platform.lake.layout import Layout, partition_columns
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.engines.ddl import DIALECTS, MountedTable, create_statement
+from gazette_platform.lake.spec.layout import Layout, partition_columns
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.protocol import CompressionCodec
 
 SPEC = """

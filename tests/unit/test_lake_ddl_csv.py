@@ -9,10 +9,10 @@ import pytest
 from lake_bench import FragmentFiles
 
 from gazette_platform.hive import CSV_ESCAPE
-from gazette_platform.lake.ddl import MountedTable, create_statement
-from gazette_platform.lake.layout import Layout, partition_columns
-from gazette_platform.lake.local_sql import rows
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.engines.ddl import MountedTable, create_statement
+from gazette_platform.lake.engines.duckdb import rows
+from gazette_platform.lake.spec.layout import Layout, partition_columns
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 
 SPEC = parse_table_spec(
     "{name: a.b, selector: name:prefix=files/, format: csv, columns: [{name: a, type: string}, "

@@ -9,8 +9,8 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from gazette_platform.assets.checks import check_evaluations
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake import Auditor, Finding, Registrar, StoreRoots, excluded_files
-from gazette_platform.lake.coverage import in_time, overlapping, walk_outward
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.reading.segments import in_time, overlapping, walk_outward
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.sensors import audits
 
 SPEC = """

@@ -11,7 +11,7 @@ from sqlglot import exp
 
 from gazette_platform.hive import JSON_STORAGE, HiveColumn, HiveTable
 from gazette_platform.lake import ensure_views, parse_table_spec
-from gazette_platform.lake.exact import exact_view, excluded_digests
+from gazette_platform.lake.raw.views import exact_view, excluded_digests
 
 ODD = "O'H\\A\"R`E"
 HOUR_5, HOUR_6 = (ODD, "5"), (ODD, "6")

@@ -9,11 +9,9 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from gazette_platform.errors import LakeError, SchemaMismatch
 from gazette_platform.hive import CSV_ESCAPE, MetastoreSession
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
-from gazette_platform.lake.exact import exact_view
-from gazette_platform.lake.fit import FitChecker
-from gazette_platform.lake.layout import Layout
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.tables import (
+from gazette_platform.lake.raw.audits.fit import FitChecker
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.tables import (
     DIGEST,
     evolved_table,
     is_current,
@@ -21,6 +19,8 @@ from gazette_platform.lake.tables import (
     text_columns,
     with_text_columns,
 )
+from gazette_platform.lake.raw.views import exact_view
+from gazette_platform.lake.spec.layout import Layout
 
 COLUMNS = (
     "{name: id, type: bigint}, {name: price, type: 'decimal(10,2)'}, "

@@ -12,9 +12,17 @@ import pytest
 import zstandard
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake import csv_header, formats, infer
-from gazette_platform.lake.formats import HEAD_BYTES, ContentFormat, Kind, recognize, remedy, title
-from gazette_platform.lake.infer import format_of, infer_spec, refusal
+from gazette_platform.lake.inference import infer
+from gazette_platform.lake.inference.infer import format_of, infer_spec, refusal
+from gazette_platform.lake.spec import formats
+from gazette_platform.lake.spec.formats import (
+    HEAD_BYTES,
+    ContentFormat,
+    Kind,
+    recognize,
+    remedy,
+    title,
+)
 from gazette_platform.message import json_lines
 
 RECORDS = [{"id": number, "name": f"n{number}"} for number in range(40)]
@@ -29,7 +37,7 @@ def zipped(*names):
     return out.getvalue()
 
 
-@pytest.mark.parametrize("module", [formats, infer, csv_header, json_lines])
+@pytest.mark.parametrize("module", [formats, infer, json_lines])
 def test_examples_of_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
@@ -160,7 +168,7 @@ def test_json_lines_with_bad_lines_are_json():
     lines = [b'{"a": 1}', *[b"x,%d" % n for n in range(5)]]
     found = infer_spec("a.b", "name=a", lines)
     assert found.spec.format == "json"
-    assert "5 lines are no JSON objects" in found.remarks[0]
+    assert "5 lines are not JSON objects" in found.remarks[0]
     # One stray object in a long table of CSV does not make it JSON.
     assert format_of([b'{"a": 1}', *[b"x,%d" % n for n in range(50)]]).kind is Kind.CSV
 

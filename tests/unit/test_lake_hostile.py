@@ -18,17 +18,17 @@ from lake_bench import FragmentFiles
 from gazette_platform.cli.output import note, print_table
 from gazette_platform.errors import LakeError, SchemaMismatch, ValidationError
 from gazette_platform.lake import StoreRoots
-from gazette_platform.lake.ddl import MountedTable, create_statement
-from gazette_platform.lake.infer import infer_spec
-from gazette_platform.lake.layout import Layout
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.quarantine import Quarantine
+from gazette_platform.lake.engines.ddl import MountedTable, create_statement
+from gazette_platform.lake.engines.spark import parse_properties
+from gazette_platform.lake.engines.trino import TrinoSession
+from gazette_platform.lake.inference.infer import infer_spec
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.quarantine import Quarantine
+from gazette_platform.lake.reading.values import JsonScanner
 from gazette_platform.lake.rollups.spec import parse_rollup, read_rollup_folder
-from gazette_platform.lake.spark_properties import parse_properties
-from gazette_platform.lake.spec_folder import read_spec_folder, specs_by_file
-from gazette_platform.lake.table_spec import parse_table_spec, read_table_spec
-from gazette_platform.lake.trino import TrinoSession
-from gazette_platform.lake.values_json import JsonScanner
+from gazette_platform.lake.spec.folder import read_spec_folder, specs_by_file
+from gazette_platform.lake.spec.layout import Layout
+from gazette_platform.lake.spec.table_spec import parse_table_spec, read_table_spec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.cursor import SensorCursor
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gazette_platform.errors import LakeError, PartitionConflict, ValidationError
-from gazette_platform.lake.layout import (
+from gazette_platform.lake.spec.layout import (
     Layout,
     PartitionColumn,
     StoreRoots,
@@ -11,7 +11,7 @@ from gazette_platform.lake.layout import (
     partition_key,
     require_location,
 )
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 
 
 def spec(*, columns="[{name: a, type: int}]", partitions="[]"):

@@ -5,7 +5,7 @@ from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import NoJournalPrimaryBroker, TransportError, status_error
 from gazette_platform.lake import JournalCursor, Limits, Registrar, StoreRoots, SweepPoint
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.ops.clock import ManualClock, SystemClock
 
 SPEC = """

@@ -19,15 +19,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gazette_platform import FragmentListing
-from gazette_platform.lake.layout import PartitionColumn
-from gazette_platform.lake.local_sql.dataset import TableDataset, prune, selected
-from gazette_platform.lake.local_sql.json_values import fitted, parse_line
-from gazette_platform.lake.local_sql.reading import Piece
-from gazette_platform.lake.local_sql.rows import arrow_type, row_parser
-from gazette_platform.lake.local_sql.snapshot import TableSnapshot
-from gazette_platform.lake.schema import parse_type
-from gazette_platform.lake.segments import Segment, plan_segments
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.engines.duckdb.dataset import TableDataset, prune, selected
+from gazette_platform.lake.engines.duckdb.reading import Piece
+from gazette_platform.lake.engines.duckdb.rows import arrow_type, fitted, parse_line, row_parser
+from gazette_platform.lake.engines.duckdb.snapshot import TableSnapshot
+from gazette_platform.lake.reading.segments import Segment, plan_segments
+from gazette_platform.lake.spec.layout import PartitionColumn
+from gazette_platform.lake.spec.schema import parse_type
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.protocol import Fragment
 
 
@@ -421,7 +420,7 @@ def test_why_a_scan_failed_is_told_and_its_reader_closed(scanned):
 
 def test_it_needs_neither_metastore_nor_dagster():
     program = (
-        "import sys, gazette_platform.cli.gazctl.sql_run, gazette_platform.lake.local_sql.dataset\n"
+        "import sys, gazette_platform.cli.gazctl.sql_run, gazette_platform.lake.engines.duckdb.dataset\n"
         "print(*sys.modules, sep='\\n')"
     )
     done = subprocess.run(

@@ -6,16 +6,16 @@ import duckdb
 import pytest
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake.infer import infer_spec
-from gazette_platform.lake.local_sql import journal_names
-from gazette_platform.lake.local_sql.journal_names import (
+from gazette_platform.lake.engines.duckdb import names as journal_names
+from gazette_platform.lake.engines.duckdb.names import (
     MACRO,
     describable,
     journal_missing,
     selectors_of,
     view_of,
 )
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.inference.infer import infer_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.protocol import LabelSelector
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from gazette_platform.errors import LakeError, SetupError, ValidationError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.local_sql.session import LocalSql, connect
-from gazette_platform.lake.local_sql.snapshot import TableSnapshot
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.engines.duckdb.session import LocalSql, connect
+from gazette_platform.lake.engines.duckdb.snapshot import TableSnapshot
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 
 CLIENT = SimpleNamespace(config=SimpleNamespace(read_ahead_bytes_max=1 << 20), asynchronous=None)
 

@@ -6,8 +6,8 @@ import pytest
 
 from gazette_platform.client.results import FragmentListing, JournalListing
 from gazette_platform.errors import LakeError, ValidationError
-from gazette_platform.lake.local_sql.snapshot import take_snapshot
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.engines.duckdb.snapshot import take_snapshot
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.protocol import (
     Fragment,
     FragmentSpec,

@@ -11,10 +11,10 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.adopting import adopt_journals
-from gazette_platform.lake.catching_up import catch_up
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.standing import table_standing
+from gazette_platform.lake.raw.applying import adopt_journals
+from gazette_platform.lake.raw.audits.status import table_standing
+from gazette_platform.lake.raw.catch_up import catch_up
+from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import created_by
 

@@ -8,7 +8,7 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreSession
 from gazette_platform.lake import Limits, Registrar, Shrinker, StoreRoots, parse_table_spec
-from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.ops.clock import ManualClock, SystemClock
 
 SPEC = (

@@ -15,7 +15,16 @@ from gazette_platform.errors import LakeError, SetupError, ValidationError
 from gazette_platform.hive import JSON_STORAGE, HiveColumn, HiveTable
 from gazette_platform.lake import LakeSettings, parse_table_spec
 from gazette_platform.lake.catalogs import TrinoCatalogs
-from gazette_platform.lake.exact import exact_view
+from gazette_platform.lake.engines.spark import (
+    combined,
+    is_connect,
+    is_local,
+    open_session,
+    parse_properties,
+    spark_configuration,
+)
+from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
+from gazette_platform.lake.raw.views import exact_view
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.engines import (
     SourceTable,
@@ -24,14 +33,6 @@ from gazette_platform.lake.rollups.engines import (
     insert_staging,
 )
 from gazette_platform.lake.rollups.maintenance import maintenance_statements
-from gazette_platform.lake.spark import (
-    is_connect,
-    is_local,
-    open_session,
-    spark_configuration,
-)
-from gazette_platform.lake.spark_properties import combined, parse_properties
-from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 from gazette_platform.platform import tools
 from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.platform.platform import (
@@ -217,7 +218,7 @@ def answering(status, body):
         (401, b"Unauthorized", r"does not let 'gazette' in .*GAZETTE_TRINO_PASSWORD.*want https"),
         (403, b"", r"does not let 'gazette' in"),
         (404, b"x" * 5000, r"answered error 404.{,400}$"),
-        (200, b"<html>Please log in</html>", "is no Trino"),
+        (200, b"<html>Please log in</html>", "is not Trino"),
     ],
 )
 def test_what_is_no_answer_of_trinos_is_told(status, body, says):
@@ -341,7 +342,10 @@ def test_properties_of_spark():
     [
         ("spark.a 1\nspark.b", r"f:2: expected a property and its value"),
         ("spark.b=", r"f:1: expected"),
-        ("fs.s3a.endpoint=x", r"f:1: fs.s3a.endpoint is no property of Spark \(.*spark\.hadoop\."),
+        (
+            "fs.s3a.endpoint=x",
+            r"f:1: fs.s3a.endpoint is not a property of Spark \(.*spark\.hadoop\.",
+        ),
         ("spark.master yarn", r"f:1: the master is set by GAZETTE_SPARK_MASTER"),
         ("spark.a 1 \\", "f: the last line"),
     ],

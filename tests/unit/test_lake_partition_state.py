@@ -3,7 +3,7 @@
 import pytest
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.raw.partition_state import PartitionState
 
 
 def state(*ranges, rows=1, stored_bytes=5):

@@ -15,12 +15,11 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.overdue import overdue
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.quarantine import Quarantine
-from gazette_platform.lake.source import all_fragments
-from gazette_platform.lake.standing import table_standing
-from gazette_platform.lake.storage import StoreFiles
+from gazette_platform.lake.raw.audits.status import overdue, table_standing
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.quarantine import Quarantine
+from gazette_platform.lake.reading.source import all_fragments
+from gazette_platform.lake.reading.storage import StoreFiles
 from gazette_platform.ops.clock import SystemClock
 
 SPEC = """
@@ -314,7 +313,7 @@ def test_nothing_is_overwritten_when_it_comes_back(lake):
     lake.set_aside(bad)
     aside = lake.listed()[0]
     lake.path(bad).write_bytes(b"another")
-    with pytest.raises(LakeError, match="is there again: compare it with"):
+    with pytest.raises(LakeError, match="exists again: compare it with"):
         lake.restore(aside)
     assert lake.path(bad).read_bytes() == b"another"
 

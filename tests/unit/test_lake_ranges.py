@@ -7,17 +7,16 @@ from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import LakeError
-from gazette_platform.lake import (
-    Registrar,
-    StoreRoots,
-    SweepPoint,
-    accounting as accounting_module,
-    parse_table_spec,
+from gazette_platform.lake import Registrar, StoreRoots, SweepPoint, parse_table_spec
+from gazette_platform.lake.raw import accounting as accounting_module
+from gazette_platform.lake.raw.audits.status import (
+    JournalStanding,
+    PartitionStanding,
+    TableStanding,
+    overdue,
 )
-from gazette_platform.lake.overdue import overdue
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.segments import plan_segments
-from gazette_platform.lake.standing import JournalStanding, PartitionStanding, TableStanding
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.reading.segments import plan_segments
 from gazette_platform.protocol import Fragment
 
 SPEC = """

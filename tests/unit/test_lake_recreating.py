@@ -6,9 +6,7 @@ from lake_bench import MemoryMetastore
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake import ensure_views, parse_table_spec
-from gazette_platform.lake.layout import Layout
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.recreating import (
+from gazette_platform.lake.raw.applying import (
     HeldNow,
     drop_entries,
     entries_of,
@@ -16,7 +14,9 @@ from gazette_platform.lake.recreating import (
     stored_entry,
     why_missed,
 )
-from gazette_platform.lake.tables import evolved_table, table_definition
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.tables import evolved_table, table_definition
+from gazette_platform.lake.spec.layout import Layout
 
 PLAIN = parse_table_spec(
     "{name: s.t, selector: name=j, format: csv, columns: [{name: a, type: string}]}"

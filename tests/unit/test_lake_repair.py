@@ -6,9 +6,9 @@ import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.lake import Auditor, Registrar, Repairer, StoreRoots, parse_table_spec
-from gazette_platform.lake.coverage import Span, chain
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.repair import RepairLimits
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.repair import RepairLimits
+from gazette_platform.lake.reading.segments import Span, chain
 
 SPEC = """
 name: s.events
@@ -300,7 +300,7 @@ def test_folder_that_is_not_writable_is_named(lake, monkeypatch):
     lake.append(0, 4)
     planted = lake.plant(1, 2)
     lake.register()
-    monkeypatch.setattr("gazette_platform.lake.storage.os.access", lambda *_: False)
+    monkeypatch.setattr("gazette_platform.lake.reading.storage.os.access", lambda *_: False)
     reason = lake.repair().waiting[planted.content_path]
     assert f"{lake.path(planted).parent} is not writable" in reason
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.progress import JournalCursor, Page, subtract
-from gazette_platform.lake.retention import (
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.planning import JournalCursor, Page, subtract
+from gazette_platform.lake.raw.prunes.retention import (
     Break,
     Evidence,
     Files,

@@ -7,8 +7,8 @@ import pytest
 
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.engines.spark import spark_configuration
 from gazette_platform.lake.s3 import S3Access
-from gazette_platform.lake.spark import spark_configuration
 from gazette_platform.platform import servers, tools
 from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.platform.platform import (
@@ -60,8 +60,8 @@ def test_aws_itself_by_the_environment():
     ("store", "says"),
     [
         ("s3://b/", "has no region .*AWS_REGION"),
-        ("gs://b/", "is no s3:// store"),
-        ("s3://b/?region=r&find=a/&replace=b/", "cannot be told of `find`"),
+        ("gs://b/", "is not an s3:// store"),
+        ("s3://b/?region=r&find=a/&replace=b/", "have no setting for `find`"),
         ("s3://b/?region=r&profile=p", "`profile`.*AWS_PROFILE"),
         ("s3", "s3"),
     ],
@@ -72,7 +72,7 @@ def test_stores_that_engines_cannot_follow(store, says):
 
 
 def test_refusals_name_the_option():
-    with pytest.raises(ValidationError, match="--store: gs://b/ is no s3://"):
+    with pytest.raises(ValidationError, match="--store: gs://b/ is not an s3://"):
         PlatformOptions(store="gs://b/")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake.sampling import (
+from gazette_platform.lake.inference.sampling import (
     SampleLimits,
     require_whole_lines,
     sample_lines,

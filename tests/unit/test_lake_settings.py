@@ -9,9 +9,8 @@ import sqlglot
 import gazette_platform
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake import LakeSettings, parse_table_spec
-from gazette_platform.lake.spark import spark_configuration
-from gazette_platform.lake.sql import load_sql, sql_folder
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.engines.spark import spark_configuration
+from gazette_platform.lake.engines.trino import TrinoSession, load_sql, sql_folder
 from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 DEMO = Path(gazette_platform.__file__).parent / "platform" / "demo"

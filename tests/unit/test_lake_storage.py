@@ -12,9 +12,10 @@ from gazette_platform.errors import (
     StoreError,
     StoreUnavailable,
 )
-from gazette_platform.lake import StoreRoots, storage
-from gazette_platform.lake.files import journal_files
-from gazette_platform.lake.storage import Storage, StoreFiles
+from gazette_platform.lake import StoreRoots
+from gazette_platform.lake.raw.listing import journal_files
+from gazette_platform.lake.reading import storage
+from gazette_platform.lake.reading.storage import Storage, StoreFiles
 from gazette_platform.stores import StoredObject, open_store
 
 CONTENT = bytes(range(256)) * 12_000
@@ -117,7 +118,7 @@ def test_a_folder_that_is_away_holds_no_files_that_are_known(tmp_path):
 
 
 def test_what_cannot_be_moved_is_known_before(folder, monkeypatch):
-    monkeypatch.setattr("gazette_platform.lake.storage.os.access", lambda *_: False)
+    monkeypatch.setattr("gazette_platform.lake.reading.storage.os.access", lambda *_: False)
     files = Storage(StoreRoots({"file:///": f"file://{folder}/"})).files("file:///sub/")
     with pytest.raises(AccessDenied, match="one is not writable"):
         files.check_movable("j/one/large")

@@ -9,8 +9,8 @@ from dagster import AssetSpec
 from hypothesis import given, strategies as st
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.spec_folder import load_table_specs, read_spec_folder
-from gazette_platform.lake.table_spec import parse_table_spec, read_table_spec
+from gazette_platform.lake.spec.folder import load_table_specs, read_spec_folder
+from gazette_platform.lake.spec.table_spec import parse_table_spec, read_table_spec
 
 GOOD = """
 name: flights.flights
@@ -377,7 +377,7 @@ def test_a_spec_is_parsed_once_and_anew_when_its_file_changes(tmp_path, monkeypa
         parsed.append(raw)
         return read_table_spec(raw, beside)
 
-    monkeypatch.setattr("gazette_platform.lake.spec_folder.read_table_spec", parse)
+    monkeypatch.setattr("gazette_platform.lake.spec.folder.read_table_spec", parse)
     file = tmp_path / "a.yaml"
     for comment in ("one of this test", "another", "one of this test"):
         file.write_text(f"{GOOD}comment: {comment}\n")

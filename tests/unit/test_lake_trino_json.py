@@ -3,8 +3,8 @@
 import pytest
 import sqlglot
 
-from gazette_platform.lake.schema import parse_type
-from gazette_platform.lake.trino_json import type_sql, typed_sql
+from gazette_platform.lake.raw.views import type_sql, typed_sql
+from gazette_platform.lake.spec.schema import parse_type
 
 
 def test_scalar_is_cast_from_its_text():

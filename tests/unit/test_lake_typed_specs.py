@@ -13,19 +13,19 @@ from gazette_platform.cli.gazctl.arguments import (
     complete_tables,
     complete_typed_tables,
 )
-from gazette_platform.lake.applying import (
+from gazette_platform.lake.raw.applying import (
     SpecFile,
     files_to_put,
     problems_among,
     put_files,
 )
 from gazette_platform.lake.rollups import read_rollup_folder
-from gazette_platform.lake.spec_folder import (
+from gazette_platform.lake.spec.folder import (
     problems_with_files,
     read_spec_folder,
     specs_by_file,
 )
-from gazette_platform.lake.table_spec import json_schema_of, parse_table_spec, read_table_spec
+from gazette_platform.lake.spec.table_spec import json_schema_of, parse_table_spec, read_table_spec
 
 RAW = """name: shop.orders
 selector: name:prefix=orders/
@@ -88,7 +88,7 @@ def test_errors_of_the_section_are_told_with_those_of_the_spec():
     _, errors = read_table_spec(TYPED.replace("timestamptz", "time").replace("bigint", "bignit"))
     assert [error.path for error in errors] == ["columns[0].type"]
     _, errors = read_table_spec(RAW + "typed:\n")
-    assert "typed: is no mapping" in told(errors)
+    assert "typed: is not a mapping" in told(errors)
 
 
 def test_the_file_that_a_section_names():
@@ -131,7 +131,7 @@ def test_a_json_schema_that_is_missing_comes_to_be(tmp_path):
         (b"[" * 100_000, "is not valid JSON: maximum recursion"),
         (b'{"properties": ', "is not valid JSON"),
         (b"\xff", "is not valid JSON"),
-        (b"{}", "is no schema of objects"),
+        (b"{}", "is not a schema of objects"),
         (b" " * ((1 << 20) + 1), "orders.json is 1048577 bytes; a JSON Schema has at most"),
     ],
 )
@@ -198,12 +198,12 @@ CLASHES = {
     "a quarantine that is a raw table": (
         TYPED,
         renamed(RAW, "typed.orders_quarantine"),
-        "a.yaml: typed.name: typed.orders_quarantine, where records go that are no rows of typed.orders, is the raw",
+        "a.yaml: typed.name: typed.orders_quarantine, for records that typed.orders rejects, is the raw",
     ),
     "a quarantine that is a typed table": (
         renamed(TYPED, "shop.others", "typed.orders_quarantine"),
         TYPED,
-        "b.yaml: typed.name: typed.orders_quarantine, where records go that are no rows of typed.orders, is the typed",
+        "b.yaml: typed.name: typed.orders_quarantine, for records that typed.orders rejects, is the typed",
     ),
 }
 
@@ -298,7 +298,7 @@ def test_a_schema_that_others_share_may_not_break_them(tmp_path):
     assert problems_with_files(folder, {"orders.json": json.dumps(SCHEMA).encode()}, but=()) == []
     without = json.dumps({"properties": {"order": {"type": "integer"}}}).encode()
     found = problems_with_files(folder, {"orders.json": without}, but=())
-    assert "notes.yaml: typed.key[0]: 'note' is no column" in told(found)
+    assert "notes.yaml: typed.key[0]: 'note' is not a column" in told(found)
     assert problems_with_files(folder, {"orders.json": without}, but=("notes.yaml",)) == []
 
 

@@ -12,18 +12,17 @@ from gazette_platform.lake import (
     Shrinker,
     StoreRoots,
     SweepPoint,
-    accounting as accounting_module,
-    content as content_module,
-    fit as fit_module,
     parse_table_spec,
-    repair as repair_module,
 )
-from gazette_platform.lake.audit import Auditor
-from gazette_platform.lake.content import FragmentContent
-from gazette_platform.lake.fit import value_scanner
-from gazette_platform.lake.partition_state import TRIES_MAX, PartitionState, Uncounted
+from gazette_platform.lake.raw import accounting as accounting_module, repair as repair_module
+from gazette_platform.lake.raw.audits import fit as fit_module
+from gazette_platform.lake.raw.audits.audit import Auditor
+from gazette_platform.lake.raw.audits.fit import value_scanner
+from gazette_platform.lake.raw.partition_state import TRIES_MAX, PartitionState, Uncounted
+from gazette_platform.lake.reading import content as content_module
+from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.protocol import CompressionCodec
-from gazette_platform.sensors.versions import data_version
+from gazette_platform.sensors.reports import data_version
 
 SPEC = """
 name: s.events

@@ -5,22 +5,21 @@ from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake import (
-    Registrar,
-    StoreRoots,
-    SweepPoint,
-    parse_table_spec,
-    partition_state,
+from gazette_platform.lake import Registrar, StoreRoots, SweepPoint, parse_table_spec
+from gazette_platform.lake.raw import partition_state
+from gazette_platform.lake.raw.audits.fit import value_scanner
+from gazette_platform.lake.raw.audits.full_audit import audit_content
+from gazette_platform.lake.raw.audits.status import table_standing
+from gazette_platform.lake.raw.audits.unfit_finding import (
+    PartitionFit,
+    partition_fit,
+    table_finding,
 )
-from gazette_platform.lake.content import FragmentContent
-from gazette_platform.lake.fit import value_scanner
-from gazette_platform.lake.full_audit import audit_content
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.quarantine import Quarantine
-from gazette_platform.lake.recounting import Recount
-from gazette_platform.lake.standing import table_standing
-from gazette_platform.lake.unfit import Threshold, UnfitFragment, verdict
-from gazette_platform.lake.unfit_finding import PartitionFit, partition_fit, table_finding
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.prunes.recounting import Recount
+from gazette_platform.lake.raw.quarantine import Quarantine
+from gazette_platform.lake.reading.content import FragmentContent
+from gazette_platform.lake.spec.unfit import Threshold, UnfitFragment, verdict
 from gazette_platform.ops.clock import SystemClock
 
 JOURNAL, HOUR_5, HOUR_6 = "events/part=0", "hour=05", "hour=06"

@@ -47,12 +47,14 @@ def test_json_lines_of_any_length_become_columns():
     assert batch.column("a").to_pylist() == [1, 2]
     assert batch.column("b")[1].as_py() is None
     assert parser.parse(b"\n") == []
-    with pytest.raises(DataError, match="the line 8 bytes behind that is not JSON: "):
+    with pytest.raises(DataError, match="the line 8 bytes after that is not JSON: "):
         parser.parse(b'{"a":1}\n{"a":\n')
-    with pytest.raises(DataError, match="the line 9 bytes behind that is no JSON object"):
+    with pytest.raises(DataError, match="the line 9 bytes after that is not a JSON object"):
         parser.parse(b'{"a":1}\n\n[1]\n')
     mixed = b'{"a":1,"b":2}\n{"a":"x"}\n'
-    with pytest.raises(DataError, match="several types is no column: leave it out, by a `schema`"):
+    with pytest.raises(
+        DataError, match="several types is not a column: leave it out, by a `schema`"
+    ):
         parser.parse(mixed)
     [batch] = _JsonParser(pa.schema([("b", pa.int64())])).parse(mixed)
     assert batch.to_pylist() == [{"b": 2}, {"b": None}]
@@ -63,7 +65,7 @@ def test_json_lines_of_any_length_become_columns():
     "content", [b"null\n", b" \r\n null\n", b"\xef\xbb\xbfnull\n", b'null{"a":1}\n']
 )
 def test_null_in_front_is_told_and_does_not_end_the_process(content, schema):
-    with pytest.raises(DataError, match=r"the line . bytes behind that is no"):
+    with pytest.raises(DataError, match=r"the line . bytes after that is not"):
         _JsonParser(schema).parse(content)
 
 

@@ -157,8 +157,8 @@ def test_acknowledgements_have_the_defaults_of_their_schema():
 @pytest.mark.parametrize(
     ("schema", "field", "why"),
     [
-        ({"type": "record"}, "uuid", "schema: is no Avro schema"),
-        ({"type": "nope"}, "uuid", "schema: is no Avro schema"),
+        ({"type": "record"}, "uuid", "schema: is not an Avro schema"),
+        ({"type": "nope"}, "uuid", "schema: is not an Avro schema"),
         (SCHEMA, "id", r"uuid_field: must be a field .*\(id\)"),
         (SCHEMA, "bike", "uuid_field: must be a field"),
         ("string", "uuid", "uuid_field: must be a field"),

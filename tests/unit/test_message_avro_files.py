@@ -93,8 +93,8 @@ def test_a_large_block_is_not_joined_again_with_each_piece():
         (SCHEMA, [], "null", "without records"),
         (SCHEMA, [{"bike": "no"}], "null", "do not fit"),
         (SCHEMA, [{}], "null", "do not fit"),
-        (SCHEMA, RIDES, "brotli-9", "brotli-9 is no codec"),
-        ({"type": "nothing"}, RIDES, "null", "no Avro schema"),
+        (SCHEMA, RIDES, "brotli-9", "brotli-9 is not a codec"),
+        ({"type": "nothing"}, RIDES, "null", "not an Avro schema"),
     ],
 )
 def test_what_is_no_file_is_refused(schema, records, codec, why):

@@ -154,7 +154,7 @@ def test_lengths_that_make_up_for_each_other_are_seen():
 def test_bytes_that_are_no_uuid_are_refused():
     with pytest.raises(DataError, match="16 bytes, and not 15"):
         parse_uuid(bytes(15))
-    with pytest.raises(DataError, match="17 bytes are no whole number"):
+    with pytest.raises(DataError, match="17 bytes are not a whole number"):
         parse_uuids(bytes(17))
 
 

@@ -107,9 +107,9 @@ def test_each_file_of_a_user_has_a_process_and_a_location_of_its_own(tmp_path):
     ("names", "without", "error"),
     [
         (["mine.py"], {"dagster"}, "without dagster nothing would load it"),
-        (["mine.txt"], set(), "mine.txt is no Python file"),
+        (["mine.txt"], set(), "mine.txt is not a Python file"),
         (["missing.py"], set(), "there is no file .*missing.py"),
-        (["mine.py", "more/mine.py"], set(), "mine.py is there twice"),
+        (["mine.py", "more/mine.py"], set(), "mine.py is repeated"),
     ],
 )
 def test_files_that_cannot_be_loaded_are_refused_before_anything_starts(

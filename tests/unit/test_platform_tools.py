@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tarfile
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from gazette_platform.platform.layout import PlatformDir, package_data, pyspark_
 from gazette_platform.platform.platform import PlatformOptions, check_extras
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -208,3 +210,35 @@ def test_platform_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError, match=r"cannot write to .*--root"):
         PlatformDir.at(tmp_path / "file" / "root").make()
+
+
+def test_trino_unpacks_under_the_first_python_3_11(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Python 3.11.2, as Debian 12 has it: `extractall` knows no filter.
+    plain = tarfile.TarFile.extractall
+
+    def extractall(
+        self: tarfile.TarFile,
+        path: str | Path = ".",
+        members: Iterable[tarfile.TarInfo] | None = None,
+        *,
+        numeric_owner: bool = False,
+    ) -> None:
+        plain(self, path, members, numeric_owner=numeric_owner)
+
+    archive = tmp_path / "trino.tar.gz"
+    inside = f"trino-server-{tools._maven_artifact('trino').version}"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in ("bin/launcher", "plugin/hive/a.jar", "plugin/kudu/a.jar"):
+            tar.add(__file__, f"{inside}/{name}")
+    monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
+    monkeypatch.delattr(tarfile, "tar_filter")
+    monkeypatch.setattr(tools, "_fetch", lambda *_: archive)
+    into = tmp_path / "into"
+    into.mkdir()
+
+    tools._unpack_trino(into)
+
+    found = sorted(str(p.relative_to(into)) for p in into.rglob("*") if p.is_file())
+    assert found == ["bin/launcher", "plugin/hive/a.jar"]

@@ -72,10 +72,10 @@ def test_no_more_than_some_files_are_open(files):
 )
 def test_a_path_that_leads_elsewhere_is_refused(files, path):
     files.apply([CreateFile(1)])
-    with pytest.raises(DataError, match="no path below the recorded directory"):
+    with pytest.raises(DataError, match="not a path below the recorded directory"):
         files.make_live(fsm_of({"create": pb.RecordedOp.Create(path=path)}))
     files.apply([RemoveFile(1)])
-    with pytest.raises(DataError, match="no path below the recorded directory"):
+    with pytest.raises(DataError, match="not a path below the recorded directory"):
         files.make_live(fsm_of({"property": pb.Property(path=path, content="x")}))
     assert not (files.directory.parent / "out").exists()
 

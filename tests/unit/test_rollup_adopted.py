@@ -2,7 +2,7 @@
 
 import pytest
 
-from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.rollups import Covers, RollupSpec, SourceState, make_plan
 from gazette_platform.lake.rollups.planning import covers_after
 from gazette_platform.lake.rollups.running import _seen

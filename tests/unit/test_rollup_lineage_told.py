@@ -11,7 +11,7 @@ from gazette_platform.errors import LakeError
 from gazette_platform.lake.rollups import query_process, rollup
 
 LINEAGE = "dagster/column_lineage"
-WARNING = "which columns it is made of is not told"
+WARNING = "its column lineage is not reported"
 # The column `asked` is the engine's own, of which the query does not know.
 OF_ORDERS = {
     column: [TableColumnDep(AssetKey(["shop", "orders"]), column)] for column in ("shop", "hour")

@@ -92,9 +92,9 @@ QUERY = "select day from orders"
         (HEADER.replace("t.orders", "orders") + QUERY, "'orders' is not schema.table"),
         (HEADER.replace("[t.orders]", "[]") + QUERY, "needs 1 to 20 tables"),
         (HEADER.replace("[t.orders]", "[x.orders, y.orders]") + QUERY, "give names to all"),
-        (HEADER.replace("[t.orders]", "{Or: t.orders}") + QUERY, "'Or' is no name"),
+        (HEADER.replace("[t.orders]", "{Or: t.orders}") + QUERY, "'Or' is not a name"),
         (HEADER + "-- slices: [Day]\n" + QUERY, "'Day' is not a column name"),
-        (HEADER + "-- slices: [day, day]\n" + QUERY, "'day' is there twice"),
+        (HEADER + "-- slices: [day, day]\n" + QUERY, "'day' is repeated"),
         (HEADER + "-- slices: [a, b, c, d, e, f, g, h, i]\n" + QUERY, "more than 8 columns"),
         (HEADER + "-- cron: hourly\n" + QUERY, "'hourly' has 1 fields"),
         (HEADER + '-- cron: "60 * * * *"\n' + QUERY, "'60' is no minute: numbers from 0 to 59"),
@@ -105,7 +105,7 @@ QUERY = "select day from orders"
         (HEADER + "-- fresh_within: 1m\n" + QUERY, "less than 2m"),
         (HEADER + "-- fresh_within: soon\n" + QUERY, "not a duration"),
         (HEADER + "-- owners: [flights]\n" + QUERY, "owners[0]: 'flights' is neither an email"),
-        (HEADER + "-- tags: {dagster/kind/x: y}\n" + QUERY, "'y' is no tag"),
+        (HEADER + "-- tags: {dagster/kind/x: y}\n" + QUERY, "'y' is not a tag"),
     ],
 )
 def test_refused(text, told):

@@ -11,8 +11,14 @@ from hypothesis import given, strategies as st
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import JournalCursor, RegistrationCursor
 from gazette_platform.sensors.audits import AuditState
-from gazette_platform.sensors.cursor import SensorCursor, problem_digest, unpacked
-from gazette_platform.sensors.packing import is_packed, pack, unpack
+from gazette_platform.sensors.cursor import (
+    SensorCursor,
+    is_packed,
+    pack,
+    problem_digest,
+    unpack,
+    unpacked,
+)
 
 offsets = st.integers(0, 1 << 62)
 holes = st.lists(st.tuples(offsets, offsets), max_size=3).map(tuple)

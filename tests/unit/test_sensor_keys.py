@@ -4,14 +4,14 @@ import pytest
 from dagster import DynamicPartitionsDefinition
 from hypothesis import given, strategies as st
 
-from gazette_platform.assets.partition_keys import (
+from gazette_platform.assets.raw import (
     former_partitions,
     parse_partition,
     time_partition,
 )
 from gazette_platform.lake import PartitionAccount, PartitionColumn, partition_key
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.times import WHOLE, Time, time_of
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.times import WHOLE, Time, time_of
 
 NAMES = st.lists(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), min_size=1, max_size=4, unique=True)
 # As the lake escapes them.

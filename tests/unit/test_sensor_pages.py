@@ -12,7 +12,7 @@ from sensor_platform import SensorPlatform, line, parts_of, total
 
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.events import journal_name, journal_partition
-from gazette_platform.sensors.told import RowTotal, TableRows, Totals
+from gazette_platform.sensors.reports import RowTotal, TableRows, Totals
 
 
 @pytest.fixture

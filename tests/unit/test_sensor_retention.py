@@ -11,8 +11,8 @@ from lake_world import FOLDER, SPEC, Steps, World
 from gazette_platform.assets.checks import KEEPS_UP_CHECK
 from gazette_platform.errors import LakeError, NoJournalPrimaryBroker
 from gazette_platform.lake import JournalCursor, Shrinker, StoreRoots
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.retention import Break
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.prunes.retention import Break
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import run_tick
 from gazette_platform.sensors.retention import PrunePoint, RetentionState

@@ -174,8 +174,8 @@ def test_keys_of_former_releases_go_and_no_number_is_told_twice(platform, form, 
 
 
 def test_keys_of_former_releases_go_in_batches(platform, monkeypatch):
-    monkeypatch.setattr("gazette_platform.sensors.telling._LOOKED_MAX", 4)
-    monkeypatch.setattr("gazette_platform.sensors.telling._DELETED_MAX", 5)
+    monkeypatch.setattr("gazette_platform.sensors.reporting._LOOKED_MAX", 4)
+    monkeypatch.setattr("gazette_platform.sensors.reporting._DELETED_MAX", 5)
     hours = [f"{n:02}" for n in range(10)]
     for part in range(2):
         for hour in hours:

@@ -17,13 +17,13 @@ from gazette_platform.lake import (
     StoreRoots,
     parse_table_spec,
 )
-from gazette_platform.lake.fit import value_scanner
+from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.reports import InstanceTold
 from gazette_platform.sensors.retention import Retention
-from gazette_platform.sensors.told import InstanceTold
-from gazette_platform.sensors.turns import following, in_turn
+from gazette_platform.sensors.tick import following, in_turn
 
 names = st.sets(st.text("abc", min_size=1, max_size=3), min_size=1).map(sorted)
 
@@ -217,7 +217,7 @@ def test_what_nobody_expects_of_one_table_holds_up_no_other(platform, monkeypatc
             raise ZeroDivisionError("by no means")
         return value_scanner(spec)
 
-    monkeypatch.setattr("gazette_platform.lake.accounting.value_scanner", scanner)
+    monkeypatch.setattr("gazette_platform.lake.raw.accounting.value_scanner", scanner)
     outcome = platform.tick()
     assert registered(outcome) == ["t0", "t2", "t3"]
     assert "s.t1: unexpected ZeroDivisionError: by no means (this is a bug" in outcome.text

@@ -134,7 +134,7 @@ def test_records_that_are_given_whole_are_written_as_they_lie():
     assert encode(JSON, "value string", ('{"a": 1 }',), ("2",)) == b'{"a": 1 }\n2\n'
     assert encode(CSV, "value binary", (b"x,y",)) == b"x,y\n"
     for value in (None, "", "  ", '{"a":\n1}'):
-        with pytest.raises(DataError, match="a `value` is no record"):
+        with pytest.raises(DataError, match="a `value` is not a record"):
             encode(JSON, "value string", ("{}",), (value,))
     # Beside other columns it is one like them.
     assert encode(JSON, "value string, n bigint", ("x", 1)) == b'{"value":"x","n":1}\n'
@@ -163,8 +163,8 @@ def test_columns_that_mean_something_else_are_refused():
     with pytest.raises(ValidationError) as failed:
         layout("_begin bigint, _uuid string, _journal bigint, n bigint", key="m", uuid=("n",))
     for part in (
-        "column _begin tells of a message that was read",
-        "column _uuid tells of",
+        "column _begin describes a message that was read",
+        "column _uuid describes",
         "column _journal is string, and not int64",
         "key: there is no column m (there are _begin, _uuid, _journal, n)",
         "uuid: column n has the key that is to hold UUIDs",

@@ -26,8 +26,8 @@ from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.framing import frame_fixed
 from gazette_platform.spark import reading
 from gazette_platform.spark.columns import DEFAULT_SCHEMA, columns_of
+from gazette_platform.spark.reading import Span
 from gazette_platform.spark.records import CSV, JSON, Records
-from gazette_platform.spark.splits import Span
 
 PLACED = "n bigint, text string, x double, _begin bigint, _end bigint, _corrupt binary"
 # Each is good or bad by itself: among others it must be the same.

@@ -6,7 +6,7 @@ import pytest
 
 from gazette_platform.client import ClientConfig
 from gazette_platform.errors import ValidationError
-from gazette_platform.spark.sink_options import SINK_OPTIONS, SinkOptions, parse_sink_options
+from gazette_platform.spark.options import SINK_OPTIONS, SinkOptions, parse_sink_options
 
 
 def parse(**given):

@@ -31,7 +31,7 @@ from gazette_platform.spark.offsets import (
     reach,
     require_created,
 )
-from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range
+from gazette_platform.spark.reading import Bounds, Range, Span, pack, plan_range
 
 
 def listing(begin, end, *, is_stored=True):
@@ -188,7 +188,7 @@ def test_journal_that_ends_before_it_was_read_to_is_an_error(end):
 
 @pytest.mark.parametrize("offset", [{}, {"journals": 1}, {"journals": {"a": "1"}}, {"a": 5}])
 def test_offset_of_another_source_is_told(offset):
-    with pytest.raises(ValidationError, match="is no offset of format gazette"):
+    with pytest.raises(ValidationError, match="is not an offset of format gazette"):
         positions_of(offset)
 
 
@@ -217,7 +217,7 @@ def test_query_keeps_to_committed_messages_or_to_all():
         ):
             producers_of(offset, is_committed=is_committed)
     for odd in ({"a/b": [1]}, {"a/b": [["x", 1, 2]]}, [1]):
-        with pytest.raises(ValidationError, match="is no offset of format gazette"):
+        with pytest.raises(ValidationError, match="is not an offset of format gazette"):
             producers_of({"journals": {}, "producers": odd}, is_committed=True)
 
 

@@ -5,7 +5,7 @@ import uuid
 import pyarrow as pa
 import pytest
 
-from gazette_platform.spark.typed_tail import as_spark_has_it
+from gazette_platform.spark.typed_frames import as_spark_has_it
 
 ONE, TWO = uuid.UUID(int=1 << 127 | 0xABC), uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 

@@ -5,12 +5,12 @@ import pickle
 import pytest
 from pyspark import cloudpickle
 
-from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs import jobs
-from gazette_platform.spark import typed_orders, typed_workers
-from gazette_platform.spark.typed_orders import NAME, PlannedOrders, source_of
+from gazette_platform.spark import typed_workers, typed_workers as typed_orders
+from gazette_platform.spark.typed_workers import NAME, PlannedOrders, source_of
 
 ORDERS = [b"the first order", b"the second order"]
 

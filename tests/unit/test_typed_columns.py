@@ -12,9 +12,8 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.types import FixedType, NestedField, TimeType
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.schema import parse_type
-from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type, spec_type
-from gazette_platform.lake.typed_spec.columns import (
+from gazette_platform.lake.spec.schema import parse_type
+from gazette_platform.lake.spec.typed.columns import (
     FORMATS,
     KEY_TYPES,
     SCALARS,
@@ -26,7 +25,8 @@ from gazette_platform.lake.typed_spec.columns import (
     trino_name,
     typed_from_raw,
 )
-from gazette_platform.lake.typed_spec.partitions import PartitionTransform, parse_partition
+from gazette_platform.lake.spec.typed.partitions import PartitionTransform, parse_partition
+from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type, spec_type
 
 # spec, Iceberg, Arrow, Spark, Trino
 TYPES = [
@@ -221,8 +221,8 @@ def test_partition(text, parsed, canonical, iceberg, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no transform of a column: `day"),
-        ("day(a, b)", "is no transform"),
+        ("", "is not a transform of a column: `day"),
+        ("day(a, b)", "is not a transform"),
         ("day(a) ", ""),
         ("days(a)", r"days is none of Iceberg's transforms: .*\(`day`\?\)"),
         ("void(a)", "void is none"),
@@ -231,7 +231,7 @@ def test_partition(text, parsed, canonical, iceberg, name):
         ("bucket(0, a)", "needs a number"),
         ("bucket(99999999999999999999, a)", "needs a number"),
         ("truncate(1000001, a)", "needs a number from 1 to 1000000"),
-        ("a.b", "is no transform"),
+        ("a.b", "is not a transform"),
     ],
 )
 def test_what_is_no_partition(text, message):

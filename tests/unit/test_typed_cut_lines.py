@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from gazette_platform.lake import segment_content
-from gazette_platform.lake.segment_content import LineBlocks
+from gazette_platform.lake.reading import segment_content
+from gazette_platform.lake.reading.segment_content import LineBlocks
 from gazette_platform.lake.typed.rows import parsing
 from gazette_platform.lake.typed.rows.parsing import CutLines, LineBlock
 

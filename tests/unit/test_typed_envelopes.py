@@ -138,11 +138,11 @@ BAD = [
         change("c", None, ROW, {"connector": "mysql", "file": "b." + "9" * 5000, "pos": 4}),
         "b.9{58}', which does not end",
     ),
-    (change("c", None, ROW, postgres_source(-1)), "-1 is no position"),
+    (change("c", None, ROW, postgres_source(-1)), "-1 is not a position"),
     (change("c", None, ROW, {"lsn": "0/16E8A18"}), "lsn"),
     (b'{"op":"c","after":{"id":1', "truncated"),
     (b"[1]", "Expected `object`"),
-    (b'{"op":"c","after":{"id":1,"id":2}}', "is there twice"),
+    (b'{"op":"c","after":{"id":1,"id":2}}', "occurs twice"),
     (b'{"op":"c","after":{"id":1,"name":"\xff"}}', "UTF-8"),
 ]
 
@@ -271,7 +271,7 @@ SPECS = [
     ("change_data: debezium\n  deleted: id", "[id]", "says itself what is deleted"),
     ("change_data: oracle", "[id]", "Invalid enum value 'oracle'"),
     ("uuid: none\n  order: source", "[op]", "needs `change_data`"),
-    ("uuid: none\n  deleted: nope", "[op]", "'nope' is no column"),
+    ("uuid: none\n  deleted: nope", "[op]", "'nope' is not a column"),
     ("uuid: none\n  deleted: after", "[op]", "after is a struct; it has to be a `boolean`"),
     ("change_data: debezium\n  columns: [{name: _op, type: string}]", "[id]", "that `change_data` adds"),
 ]  # fmt: skip

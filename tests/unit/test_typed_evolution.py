@@ -12,7 +12,8 @@ from pyiceberg.transforms import (
 )
 from pyiceberg.types import IntegerType, MapType, NestedField, StringType
 
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.typed import read_typed_spec
 from gazette_platform.lake.typed.schema.evolution import (
     AddColumn,
     AddPartition,
@@ -24,7 +25,6 @@ from gazette_platform.lake.typed.schema.evolution import (
     plan_evolution,
 )
 from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
-from gazette_platform.lake.typed_spec import read_typed_spec
 
 RAW = parse_table_spec("""
 name: shop.orders
@@ -78,7 +78,7 @@ def test_what_is_taken_with_its_steps_and_text():
     """
     found = plan(section, raw=raw)
     assert found.text.splitlines() == [
-        "+ address.country: string   added; null in rows of before",
+        "+ address.country: string   added; null in existing rows",
         "- address.zip: int",
         "+ address.zip: bigint   widened",
         "+ id: “of the shop”   comment",
@@ -86,8 +86,8 @@ def test_what_is_taken_with_its_steps_and_text():
         "+ id: bigint   widened",
         "- amount: decimal(9,2)",
         "+ amount: decimal(12,2)   widened",
-        "+ lines.element.m: date   added; null in rows of before",
-        "+ note: string   added; null in rows of before",
+        "+ lines.element.m: date   added; null in existing rows",
+        "+ note: string   added; null in existing rows",
         "+ order: address, id, amount, at, lines, note, _journal, _begin, _end, _uuid   reordered",
         "+ partition: day(at)   of new files",
         "+ partition: note   of new files",
@@ -105,30 +105,30 @@ def test_what_is_taken_with_its_steps_and_text():
         (
             "columns: [{name: at, type: string}]",
             (
-                "- at: timestamptz\n+ at: string   refused: rows of before cannot be read as that; give "
+                "- at: timestamptz\n+ at: string   refused: existing rows cannot be read as that; give "
                 "the new one another name, with the key by `from`, and list this one under `retired`; "
                 "or rebuild the table"
             ),
         ),
         (
             "columns: [{name: at, type: timestamp}]",
-            "- at: timestamptz\n+ at: timestamp   refused: rows of before cannot be read",
+            "- at: timestamptz\n+ at: timestamp   refused: existing rows cannot be read",
         ),
         (
             "columns: [{name: at, type: timestamptz}, {name: amount, type: 'decimal(8,2)'}]",
-            "- amount: decimal(9,2)\n+ amount: decimal(8,2)   refused: narrows what rows of before",
+            "- amount: decimal(9,2)\n+ amount: decimal(8,2)   refused: narrows what existing rows",
         ),
         (
             "columns: [{name: at, type: timestamptz}, {name: amount, type: 'decimal(12,3)'}]",
-            "- amount: decimal(9,2)\n+ amount: decimal(12,3)   refused: rows of before cannot",
+            "- amount: decimal(9,2)\n+ amount: decimal(12,3)   refused: existing rows cannot",
         ),
         (
             "columns: [{name: at, type: timestamptz}, {name: id, type: double}]",
-            "- id: int\n+ id: double   refused: rows of before cannot",
+            "- id: int\n+ id: double   refused: existing rows cannot",
         ),
         (
             "columns: [{name: at, type: timestamptz}, {name: lines, type: 'array<int>'}]",
-            "- lines.element: struct<n:int>\n+ lines.element: int   refused: rows of before cannot",
+            "- lines.element: struct<n:int>\n+ lines.element: int   refused: existing rows cannot",
         ),
         (
             "columns: [{name: at, type: timestamptz}, {name: address, type: 'struct<town:string>'}]",
@@ -196,7 +196,7 @@ def test_partitions_are_others_for_new_files():
     before = f"{BEFORE}\npartitions: [day(at), 'bucket(16, id)']"
     found = plan(f"{BEFORE}\npartitions: ['bucket(16, id)', hour(at)]", before=before)
     assert found.text.splitlines() == [
-        "- partition: day of at   files of before keep it",
+        "- partition: day of at   existing files keep it",
         "+ partition: hour(at)   of new files",
     ]
     (removed, added) = found.partition_steps
@@ -237,7 +237,7 @@ def test_maps_by_other_keys_are_others():
         for field in new_schema(spec).fields
     ]
     found = plan_evolution(spec, Schema(*fields), PartitionSpec())
-    assert "- m: map<int,int>\n+ m: map<string,int>   refused: rows of before cannot" in found.text
+    assert "- m: map<int,int>\n+ m: map<string,int>   refused: existing rows cannot" in found.text
 
 
 def test_a_bucket_of_a_wider_number_is_the_same():
@@ -297,12 +297,12 @@ def test_columns_that_others_added_or_tightened():
 def test_a_table_that_is_no_typed_one_is_refused():
     table = Schema(NestedField(1, "id", IntegerType(), required=False))
     found = plan_evolution(spec_of(BEFORE), table, PartitionSpec())
-    assert "+ _journal: string   refused: rows of before have no value of it" in found.text
+    assert "+ _journal: string   refused: existing rows have no value of it" in found.text
     loose = [
         field.model_copy(update={"required": False}) for field in new_schema(spec_of(BEFORE)).fields
     ]
     found = plan_evolution(spec_of(BEFORE), Schema(*loose), PartitionSpec())
-    assert "+ _begin: bigint not null   refused: rows of before may have no value" in found.text
+    assert "+ _begin: bigint not null   refused: existing rows may have no value" in found.text
 
 
 def test_two_fields_of_one_path_are_refused_and_not_mixed_up():

@@ -3,8 +3,8 @@
 import pytest
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.typed_spec.columns import text_of
-from gazette_platform.lake.typed_spec.json_schema import properties_of
+from gazette_platform.lake.spec.typed.columns import text_of
+from gazette_platform.lake.spec.typed.json_schema import properties_of
 
 NESTED = {
     "type": "object",
@@ -136,8 +136,8 @@ def test_required_and_descriptions_are_of_columns():
     ("document", "message"),
     [
         ([], "says nothing of types"),
-        ({}, "is no schema of objects"),
-        ({"type": "array", "properties": {"a": {}}}, "is no schema of objects"),
+        ({}, "is not a schema of objects"),
+        ({"type": "array", "properties": {"a": {}}}, "is not a schema of objects"),
         ({"properties": {"a": {}}, "oneOf": []}, "oneOf: is not taken"),
         ({"properties": {"a": {}}, "allOf": []}, "allOf: is not taken"),
         ({"$ref": "#"}, "within itself"),

@@ -10,7 +10,7 @@ import pytest
 from typed_merges import merged
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.local_sql.names import quoted
+from gazette_platform.lake.engines.duckdb.names import quoted
 from gazette_platform.lake.typed.files.sinks import CountedRows, RowSpool, SpooledRows
 from gazette_platform.lake.typed.planning.last_rows import view_of
 from gazette_platform.message.uuid import build_uuid

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from gazette_platform.errors import LakeError
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.lake.typed.rows.placing import bad_rows, placed_rows
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, new_schema
-from gazette_platform.lake.typed_spec.spec import TypedSpec
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import Flags, UuidParts
 from gazette_platform.message.uuid import build_uuid
 
@@ -266,7 +266,7 @@ MANY = 20_000
         ),
         (
             b'{"m":{%b"z":1,"z":2}}' % b"".join(b'"k%d":1,' % at for at in range(MANY)),
-            "m.z: is there twice",
+            "m.z: occurs twice",
         ),
     ],
     ids=["map", "array", "keys", "twice"],
@@ -281,7 +281,7 @@ def test_the_one_bad_value_of_very_many_is_found_soon(record, reason):
 def test_of_a_record_that_is_too_long_to_be_taken_apart_no_value_is_told():
     parsed = parse(spec("c int"), b'{"c":"x","d":"%b"}\n' % (b"a" * (4 << 20)))
     assert [one.reason.partition(":")[0] for one in parsed.bad] == [
-        "does not fit, and is too long to be told where"
+        "does not fit, and is too long to say where"
     ]
 
 
@@ -379,7 +379,7 @@ def test_rows_say_where_they_are_and_segments_come_from_the_name():
         ("a/part=2147483648", "'2147483648' is no int"),
         ("a/part=-2147483649", "'-2147483649' is no int"),
         ("a/part=", "has no value there"),
-        ("a/part=1/part=2", "is there more than once"),
+        ("a/part=1/part=2", "occurs more than once"),
     ],
 )
 def test_segments_that_are_none_are_told(journal, told):

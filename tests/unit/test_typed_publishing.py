@@ -37,6 +37,7 @@ from gazette_platform.lake.iceberg.publishing import (
     updates_moving,
 )
 from gazette_platform.lake.iceberg.side_files import unnamed_files
+from gazette_platform.lake.spec.typed.partitions import parse_partition
 from gazette_platform.lake.typed.files.writing import (
     WrittenFile,
     data_file_of,
@@ -47,7 +48,6 @@ from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )
 from gazette_platform.lake.typed.tables.table import open_table, write_state
-from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 pytestmark = pytest.mark.long
 
@@ -399,7 +399,7 @@ def test_a_table_that_is_made_anew_is_another_one(world):
     same = PinnedHandle(handle, table.metadata.table_uuid)
     world.catalogs[0].drop_table("typed.flights")
     _, again = world.open()
-    with pytest.raises(TypedFenced, match="dropped and made anew"):
+    with pytest.raises(TypedFenced, match="dropped and recreated"):
         publish(same, table, [1])
     publish(handle, again, [1])
     assert numbers(handle) == [1]
@@ -422,7 +422,7 @@ def test_table_that_was_rolled_back_takes_no_more(world):
 def test_table_that_is_not_ours_is_left_alone(world):
     handle = world.handle()
     open_quarantine(handle, "typed.others", world.location())
-    with pytest.raises(LakeError, match=r"typed\.flights exists and is no typed table"):
+    with pytest.raises(LakeError, match=r"typed\.flights exists and is not a typed table"):
         open_table(handle, spec(), world.location())
     with pytest.raises(LakeError, match=r"is not the quarantine of typed\.flights"):
         open_quarantine(handle, "typed.flights", world.location())

@@ -20,6 +20,7 @@ from gazette_platform.lake.iceberg.publishing import (
     progress_of,
     publish_files,
 )
+from gazette_platform.lake.spec.typed.partitions import parse_partition
 from gazette_platform.lake.typed.files.stored_rows import FileRewriter
 from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges
@@ -27,7 +28,6 @@ from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.iceberg_types import new_schema
 from gazette_platform.lake.typed.tables.replacing import publish_replacing
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
-from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 pytestmark = pytest.mark.long
 
@@ -337,7 +337,7 @@ def test_files_that_cannot_be_written_anew_are_told(world):
     (task,) = loaded.token.scan().plan_files()
     rewriter = FileRewriter(ranges((1, 2)))
     Path(urlsplit(path).path).write_bytes(b"PAR1")
-    with pytest.raises(LakeError, match=f"{path} cannot be read, or written anew"):
+    with pytest.raises(LakeError, match=f"{path} cannot be read, or rewritten"):
         rewriter.without(loaded, task.file, [])
     task.file[2] = FileFormat.ORC
     with pytest.raises(LakeError, match="is ORC, and only Parquet"):
@@ -351,7 +351,7 @@ def test_file_that_somebody_added_without_ids_is_told(world):
     plain = parquet.read_table(where).replace_schema_metadata(None)
     fields = [field.remove_metadata() for field in plain.schema]
     parquet.write_table(plain.cast(pa.schema(fields)), where)
-    with pytest.raises(LakeError, match="no column of the id of _journal"):
+    with pytest.raises(LakeError, match="no column with the id of _journal"):
         replace(handle, ranges((1, 2)))
 
 

@@ -219,7 +219,7 @@ def test_plain_message_drops_the_open_transaction_of_its_producer():
 
 @pytest.mark.parametrize("begins", [(10,), (0, 0), (0, 20)])
 def test_tasks_that_do_not_follow_each_other_are_refused(begins):
-    with pytest.raises(LakeError, match="one task is missing or was there twice"):
+    with pytest.raises(LakeError, match="one task is missing or duplicated"):
         join(JournalState(), [task(begin, (A, 1 + n, OUT)) for n, begin in enumerate(begins)])
 
 

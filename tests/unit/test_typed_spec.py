@@ -5,9 +5,9 @@ import re
 import msgspec
 import pytest
 
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.typed import read_typed_spec
 from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
-from gazette_platform.lake.typed_spec import read_typed_spec
 
 RAW_TEXT = """
 name: flights.flights
@@ -156,12 +156,12 @@ def test_two_columns_whose_keys_differ_in_case():
 
 
 MISTAKES = [
-    ("[]", "typed: is no mapping: it needs `uuid`"),
+    ("[]", "typed: is not a mapping: it needs `uuid`"),
     ("{}", "typed.uuid: is missing: where do records have"),
     ("uuid: null", "typed.uuid: Expected `str`, got `null`"),
-    ("uuid: ''", "typed.uuid: '' is no path of keys"),
-    ("uuid: a..b", "typed.uuid: 'a..b' is no path of keys"),
-    ("uuid: a.b.c.d.e.f.g.h.i", "typed.uuid: .* is no path of keys"),
+    ("uuid: ''", "typed.uuid: '' is not a path of keys"),
+    ("uuid: a..b", "typed.uuid: 'a..b' is not a path of keys"),
+    ("uuid: a.b.c.d.e.f.g.h.i", "typed.uuid: .* is not a path of keys"),
     ("uuid: dep_delay", "typed.uuid: is a column of type double; a UUID is"),
     ("uuid: carrier.uuid", "typed.uuid: within 'carrier' there is no key 'uuid'"),
     ("uuid: _meta", "typed.uuid: is a column of type struct"),
@@ -179,7 +179,7 @@ MISTAKES = [
     ("{uuid: none, every: -30s}", "typed.every: -30s is less than"),
     ("{uuid: none, cron: '* *'}", "typed.cron: '. .' has 2 fields"),
     ("{uuid: none, every: 30s, cron: '* * * * *'}", "typed.cron: is either this or `every`"),
-    ("{uuid: none, columns: {name: a}}", "typed.columns: is no list"),
+    ("{uuid: none, columns: {name: a}}", "typed.columns: is not a list"),
     ("{uuid: none, key: [a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q]}", "typed.key: has more than 16"),
     ("{uuid: none, columns: [{name: a}]}", r"typed.columns\[0\].type: needs a type"),
     ("{uuid: none, columns: [{type: int}]}", r"typed.columns\[0\]: Object missing required field"),
@@ -255,16 +255,16 @@ MISTAKES = [
         "{uuid: none, columns: [{name: a, type: int, segment: a, required: false}]}",
         r"typed.columns\[0\].required: is about keys of records",
     ),
-    ("{uuid: none, key: [carrier, carrier]}", r"typed.key\[1\]: 'carrier' is there twice"),
-    ("{uuid: none, key: [Carrier]}", r"typed.key\[0\]: 'Carrier' is no column .`carrier`\?"),
+    ("{uuid: none, key: [carrier, carrier]}", r"typed.key\[1\]: 'carrier' is repeated"),
+    ("{uuid: none, key: [Carrier]}", r"typed.key\[0\]: 'Carrier' is not a column .`carrier`\?"),
     (
         "{uuid: none, columns: [{name: left, from: departure}], key: [departure]}",
-        r"typed.key\[0\]: 'departure' is no column .`left`\?",
+        r"typed.key\[0\]: 'departure' is not a column .`left`\?",
     ),
     ("{uuid: none, key: [dep_delay]}", r"typed.key\[0\]: dep_delay is a double"),
-    ("{uuid: none, key: [_journal]}", r"typed.key\[0\]: '_journal' is no column"),
+    ("{uuid: none, key: [_journal]}", r"typed.key\[0\]: '_journal' is not a column"),
     ("{uuid: none, partitions: [days(a)]}", r"typed.partitions\[0\]: days is none of"),
-    ("{uuid: none, partitions: [day(at)]}", r"typed.partitions\[0\]: 'at' is no column"),
+    ("{uuid: none, partitions: [day(at)]}", r"typed.partitions\[0\]: 'at' is not a column"),
     (
         "{uuid: none, partitions: [day(departure)]}",
         r"typed.partitions\[0\]: departure is a string: there are identity, bucket, truncate",
@@ -277,7 +277,7 @@ MISTAKES = [
         "{uuid: none, columns: [{name: id, type: uuid}], key: [id], partitions: ['bucket(4, id)']}",
         r"typed.partitions\[0\]: id is a uuid, by whose buckets Spark cannot write",
     ),
-    ("{uuid: none, partitions: [_begin]}", r"typed.partitions\[0\]: '_begin' is no column"),
+    ("{uuid: none, partitions: [_begin]}", r"typed.partitions\[0\]: '_begin' is not a column"),
     (
         "{uuid: none, partitions: [carrier, identity(carrier)]}",
         r"typed.partitions\[1\]: carrier repeats carrier",

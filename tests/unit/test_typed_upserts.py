@@ -13,12 +13,12 @@ from typed_world import JOURNAL, Held, World
 
 from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced, TypedRolledBack
 from gazette_platform.lake.iceberg.publishing import RUN, head_of, progress_of, publish_staged
+from gazette_platform.lake.spec.typed.changes import ChangeOrder
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.lake.typed.tables import upserts
 from gazette_platform.lake.typed.tables.table import open_table
 from gazette_platform.lake.typed.tables.upserts import DELETES, deletes_of
-from gazette_platform.lake.typed_spec.changes import ChangeOrder
 
 pytestmark = pytest.mark.long
 
@@ -397,7 +397,7 @@ def test_too_many_keys_are_not_looked_at_and_a_query_is_told(world, monkeypatch)
     upsert(handle, table, [said(1, "a", 10), said(2, "b", 20)])
     monkeypatch.setattr("gazette_platform.lake.typed.checks.completeness._KEYS_MAX", 1)
     _, told = check_counts(handle, None, is_upserted=True).notes
-    assert "of more than 1 rows: `SELECT n FROM typed.flights GROUP BY n" in told
+    assert "above 1 rows: see `SELECT n FROM typed.flights GROUP BY n" in told
 
 
 # ------------------------------------------------------------------ deletions

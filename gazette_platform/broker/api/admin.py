@@ -79,7 +79,7 @@ class AdminApi:
         """
         request = decode(admin_pb.FlushRequest, raw, validate_journal_request)
         if request.gives_up:
-            claims.require(Capability.APPLY)  # as for the reset of a head, of which this is a part
+            claims.require(Capability.APPLY)  # as for the reset of a head, which includes this
         is_forwarded = request.HasField("header")
         found = await find(
             self._resolver,
@@ -236,7 +236,7 @@ class AdminApi:
     async def list_savepoints(
         self, raw: bytes, claims: Claims = ALL_CLAIMS
     ) -> tuple[Status, bytes]:
-        """Serve one ListSavepoints: those of which the claims cover any journal, by name."""
+        """Serve one ListSavepoints: those with any journal that the claims cover, by name."""
         request = admin_pb.ListSavepointsRequest.FromString(raw)
         prefix = savepoints_prefix(self._prefix) + request.prefix
         response = admin_pb.ListSavepointsResponse()
@@ -256,7 +256,7 @@ class AdminApi:
         """Add one page of savepoints to a response, as far as the caller may see them.
 
         Args:
-            after: the key behind which the page begins, and the revision that the first page was
+            after: the key after which the page begins, and the revision that the first page was
                 read at; None: this is the first page.
 
         Returns: `after` of the next page; None: this was the last one.
@@ -315,7 +315,7 @@ class AdminApi:
         if not result.succeeded:
             raise RpcFailed(
                 Code.ALREADY_EXISTS,
-                f"savepoint {name} was changed by somebody else at this moment; look again",
+                f"savepoint {name} was changed by another caller at this moment; look again",
             )
 
     def _header(self) -> Header:
@@ -450,14 +450,14 @@ class ResetHeadApi:
         if problem:
             response.store_health_error = problem
             return Status.FRAGMENT_STORE_UNHEALTHY
-        # These offsets are about to be given out anew. A broker that stored its old content there later
+        # These offsets are about to be given out again. A broker that stored its old content there later
         # would contradict what is appended from now on.
         gives_up = request.give_up and not request.dry_run
         is_settled = await replica.settle_others(gives_up=gives_up)
         if not is_settled and (gives_up or not awaited):
             raise NotNow(
                 f"{replica.name}: a broker may still store content of it, or the store could not be "
-                "listed (logs tell; end brokers that hang)"
+                "listed (see the logs; end brokers that hang)"
             )
         response.head = replica.head
         self._add_awaited(awaited, response)
@@ -468,7 +468,7 @@ class ResetHeadApi:
     async def _ask(self, replica: Replica) -> Outcome | HoldersAway:
         """The outcome of an append without content, once it is not about to change.
 
-        Raises: RpcFailed: nobody can tell it.
+        Raises: RpcFailed: it is unknown.
         """
         clock = self._context.clock
         deadline = clock.monotonic() + self._context.config.append_wait_s

@@ -1,7 +1,7 @@
 """Serves Append: from the client's stream to an outcome of the journal's appender, or to its primary.
 
 An append of moderate size is gathered whole before it takes its turn, so that a slow client holds
-nobody up and several are written together. A larger one takes its turn and streams; it then owns
+no one up and several are written together. A larger one takes its turn and streams; it then owns
 the journal, and its client must keep up. If another broker is the primary, the append is forwarded
 to it as it comes.
 """
@@ -154,7 +154,7 @@ class AppendApi:
 
         Args:
             messages: all that follow the first; None: all of it is in `first`.
-            caller: may append to any journal. It is told of the outcome later, by `ends`.
+            caller: may append to any journal. It gets the outcome later, by `ends`.
 
         Returns: what is called if the caller leaves before that; None: the append is one for `append`, or
             malformed, and nothing has changed.
@@ -232,7 +232,7 @@ class AppendApi:
                 outcome = await done
             finally:
                 if not done.cancel() and not done.cancelled():
-                    done.exception()  # `answer` told it; asyncio logs what nobody retrieves
+                    done.exception()  # `answer` reported it; asyncio logs exceptions that are never retrieved
             if clock.monotonic() >= deadline:
                 break
         return None, outcome
@@ -315,7 +315,7 @@ class AppendApi:
                 case events.CountReplicas():
                     event = self._count(asked.resolution, may_wait=left_s > 0)
                 case events.WriteSuspend(suspend):
-                    # Nobody serves a fully suspended journal, so any broker may resume it.
+                    # No broker serves a fully suspended journal, so any broker may resume it.
                     written = await write_suspend(self._context, request.journal, suspend)
                     deadline = max(deadline, clock.monotonic() + _RESUME_WAIT_S)
                     event = events.Written(written.revision)
@@ -418,7 +418,7 @@ class _Messages:
 
 
 def _renewed(pending: Pending) -> Pending:
-    """Another attempt at an append of which nothing was written."""
+    """Another attempt at an append that wrote nothing."""
     renewed = Pending(
         machine=fsm.AppendFSM(pending.machine.request, has_content=pending.machine.has_content),
         done=asyncio.get_running_loop().create_future(),
@@ -469,7 +469,7 @@ def _checked(message: pb.AppendRequest) -> _Decoded:
     return message, request, (request.journal, not message.do_not_proxy, True)
 
 
-# Clients repeat their requests. The results are shared, so nobody may change them.
+# Clients repeat their requests. The results are shared, so callers must not change them.
 _remembered = lru_cache(maxsize=1024)(_decoded)
 
 
@@ -498,7 +498,7 @@ def _request(message: pb.AppendRequest) -> events.AppendRequest:
 
 @final
 class _CommitResponse:
-    """The response to an append that was committed: one message, of which few fields change."""
+    """The response to an append that was committed: one message; few of its fields change."""
 
     __slots__ = ("_codec", "_commit", "_message", "_registers")
 

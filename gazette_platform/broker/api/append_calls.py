@@ -52,7 +52,7 @@ class Counts(Protocol):
 
 
 class AppendEnds(Protocol):
-    """Tells callers how their appends ended, in place of what a task would return or raise."""
+    """Reports to callers how their appends ended, in place of a task's result or error."""
 
     def answered(self, caller: Waiting, status: Status, response: bytes) -> None:
         """The append ended with this status, and this AppendResponse."""
@@ -104,11 +104,11 @@ class Gathered:
 
 @final
 class WaitingAppend:
-    """A `Caller` that answers its call as soon as it is told the outcome.
+    """A `Caller` that answers its call as soon as it gets the outcome.
 
     Args:
         responses: makes them.
-        ends: is told how the append ended.
+        ends: called with how the append ended.
         caller: of the append.
         chunks: all of the content.
         gathered: where the content is counted; released when the append has ended.
@@ -174,7 +174,7 @@ class WaitingAppend:
         try:
             status, response = self._responses.answer(self._asked, outcome, self)
             self._ends.answered(self._caller, status, response)
-        except Exception as err:  # noqa: BLE001  told to its caller, and reported
+        except Exception as err:  # noqa: BLE001  passed to its caller, and reported
             self._ends.failed(self._caller, err)
 
     def set_exception(self, error: GazetteError) -> None:
@@ -183,7 +183,7 @@ class WaitingAppend:
         self._ends.failed(self._caller, error)
 
     def leave(self) -> None:
-        """The caller has gone, or was told: it hears nothing more."""
+        """The caller has gone, or has its answer: it hears nothing more."""
         self._is_done = True
         self.pending = None
         self._gathered.release()
@@ -222,7 +222,7 @@ class AppendCalls:
         begun: counts those that began.
         ok: counts those that ended well.
         end: counts those that ended with another status.
-        failed: counts one that failed, and returns what its caller is told.
+        failed: counts one that failed, and returns the error for its caller.
     """
 
     def __init__(

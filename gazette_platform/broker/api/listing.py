@@ -55,7 +55,7 @@ _JOURNALS_PER_MESSAGE = 25
 # Clients refuse messages beyond 4 MiB, and one spec may have more than one.
 _MESSAGE_BYTES_MAX = 1 << 20
 
-# Far beyond the 128 operations that etcd takes in a transaction, unless it is told otherwise.
+# Far beyond the 128 operations that etcd takes in a transaction by default.
 _CHANGES_MAX = 8192
 
 # A transaction may fail by a comparison that we added. It is built again after a moment, in which
@@ -221,7 +221,7 @@ class ListApi:
         deleted = {change.delete for change in request.changes if change.delete}
         for name in deleted:
             self._authorize(name, LabelSet.of(name=name), claims)
-        # Only once all are authorized: its errors tell of other journals.
+        # Only once all are authorized: its errors name other journals.
         with rules():
             await self._context.guard.check_apply(specs, deleted, claims)
         compares: list[Compare] = []
@@ -335,7 +335,7 @@ class FragmentsApi:
             await wait_known(replica, timeout_s=self._context.config.append_wait_s)
             if (
                 replica.is_primary
-            ):  # clients go on behind the last one, so none before may be missing
+            ):  # clients continue after the last one, so none before may be missing
                 await replica.wait_filled()
                 check_fence(replica)
             fragments = await replica.index.inspect()

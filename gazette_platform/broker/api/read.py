@@ -47,7 +47,7 @@ _INLINE_BYTES_MAX = 64 << 10
 
 # Bytes of content in a message: a hop to a thread and a pass through gRPC cost as much as a few hundred
 # KiB each. A reader that has stopped holds its piece twice, here and in gRPC. So once all readers
-# together hold more than `_SENDING_BYTES_MAX`, further ones get small pieces, of which a thousand
+# together hold more than `_SENDING_BYTES_MAX`, further ones get small pieces; a thousand of them
 # readers hold 128 MiB.
 _PIECE_BYTES = 1 << 20
 _SMALL_PIECE_BYTES = 128 << 10
@@ -141,14 +141,14 @@ class ReadApi:
     ) -> bool:
         """Find out whether content that is missing at `offset` is gone for good.
 
-        Another primary is asked where a read at `offset` goes on, which Gazette's brokers tell, too.
+        Another primary is asked where a read at `offset` continues; Gazette's brokers answer that, too.
         Otherwise each read of a beginning that was pruned would be forwarded, or refused.
 
         Args:
             primary: None: we are the primary.
 
         Returns: whether to look again here; False: the read goes on at the primary.
-        Raises: RpcFailed: UNAVAILABLE: it is still open, or the primary did not tell, or the primary
+        Raises: RpcFailed: UNAVAILABLE: it is still open, or the primary did not answer, or the primary
             has the content and the client does not want to be forwarded.
         Cancellation: safe.
         """
@@ -202,7 +202,7 @@ class ReadApi:
             try:
                 fragment = await self._announced(replica, result)
                 url = await self._sign(replica, fragment)
-                # A head goes along with content, and ours may lie behind what became of the journal.
+                # A head goes along with content, and ours may be beyond the journal's real end.
                 check_fence(replica)
                 response = self._metadata(replica, result, fragment, url)
                 await send(header_field + response.SerializeToString())
@@ -342,7 +342,7 @@ class ReadApi:
             if part.is_proven:
                 self._proven.put(key, now)
         except ObjectNotFound as err:
-            # It was pruned, as a rule. Once the store was listed again the read goes on behind it.
+            # It was pruned, as a rule. Once the store was listed again the read continues after it.
             replica.refresh(is_missed=True)
             raise NotNow(
                 f"{fragment.journal}: {fragment.content_path} is not in {fragment.backing_store} any "
@@ -421,7 +421,7 @@ class _Part:
     async def __aexit__(self, *_: object) -> None:
         if self._checking is not None:
             await asyncio.wait([self._checking])
-            self._checking.exception()  # looked at: whatever ends the read now is told instead
+            self._checking.exception()  # looked at: whatever ends the read now is reported instead
 
     @property
     def is_proven(self) -> bool:

@@ -128,7 +128,7 @@ class ReplicateApi:
 
     @staticmethod
     async def _greet(stream: MessageStream, metadata: Metadata, replica: Replica) -> None:
-        """Tell a primary of this project what we hold, which it knows then to survive our process.
+        """Report to a primary of this project what we hold; it then knows that this survives our process.
 
         Raises: RpcFailed: our disk is full or broken, or the stream broke.
         """
@@ -156,7 +156,7 @@ class _Reign:
         self.interrupt = Interrupt()
         """Fires when the reign ends."""
         self.end = "is not its primary any more"
-        """Why it ended, as the stream is told."""
+        """Why it ended, for the stream."""
 
     def __enter__(self) -> Self:
         self._replica.watchers.add(self.on_change)

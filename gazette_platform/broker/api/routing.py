@@ -89,7 +89,7 @@ class Found(NamedTuple):
 
     Attributes:
         status: OK if some broker serves it.
-        replica: ours, if we serve it; None: another broker does (`is_remote`), or nobody.
+        replica: ours, if we serve it; None: another broker does (`is_remote`), or none.
     """
 
     resolution: Resolution
@@ -387,7 +387,7 @@ def _without_header(raw: bytes) -> bytes:
 _CONTENT_TAGS = (b"\x18", b"\x3a")
 
 
-# Seconds that a reader waits for a new primary to know a head no older than one it was told before.
+# Seconds that a reader waits for a new primary to know a head no older than one it saw before.
 _SYNC_WAIT_S = 1.0
 
 
@@ -395,7 +395,7 @@ async def wait_synced(replica: Replica) -> None:
     """Wait a moment for a new primary to hear from its replicas, which may know of more than it does.
 
     It waits no longer than that, because what it has can be read even while a replica is away.
-    Whoever tells where the journal ends has to call `wait_known` first.
+    Code that reports the journal's end has to call `wait_known` first.
 
     Cancellation: safe.
     """
@@ -409,7 +409,7 @@ async def wait_known(replica: Replica, *, timeout_s: float, offset: int = -1) ->
     """Wait until a primary has synced its replicas, us among them, and stores have what precedes ours.
 
     Before that, a read could end below content that was acknowledged, as if there were no more. That
-    goes for a new replica, too: while the journal has no primary, there is nobody to forward reads to.
+    goes for a new replica, too: while the journal has no primary, reads cannot be forwarded.
 
     Args:
         timeout_s: seconds; 0: `KNOWN_WAIT_S`.
@@ -425,7 +425,7 @@ async def wait_known(replica: Replica, *, timeout_s: float, offset: int = -1) ->
     def is_known() -> bool:
         if _is_to_sync(replica) or not index.first_refresh.is_set():
             return False
-        # Who reads on behind what is missing there has no need of it: our spool has seen all since.
+        # A read that continues after what is missing there does not need it: our spool has seen all since.
         return not replica.is_filling or offset >= replica.hole.end
 
     def look() -> None:
@@ -443,11 +443,11 @@ async def wait_known(replica: Replica, *, timeout_s: float, offset: int = -1) ->
         if _is_to_sync(replica):
             what = replica.awaiting or "its primary is new, and has not heard from all replicas yet"
         elif not index.first_refresh.is_set():
-            what = "its stores are not listed yet (`gazctl journals store-health` tells why)"
+            what = "its stores are not listed yet (`gazctl journals store-health` says why)"
         elif replica.hole.end > replica.noted_head:
             what = f"another broker has content before {replica.hole.end} that is not stored yet"
         else:
-            # The gap lies below the head that the spec notes. Maybe nobody has content to store
+            # The gap lies below the head that the spec notes. Maybe no broker has content to store
             # there: a journal that was suspended while it was empty looks the same.
             what = ""
         if what:
@@ -459,7 +459,7 @@ async def wait_known(replica: Replica, *, timeout_s: float, offset: int = -1) ->
 
 
 def check_fence(replica: Replica) -> None:
-    """Refuse to tell where a journal ends if other brokers may have taken over, and acknowledged more.
+    """Refuse to report where a journal ends if other brokers may have taken over, and acknowledged more.
 
     Raises: RpcFailed: UNAVAILABLE: we may not speak for the journal any more.
     """

@@ -222,7 +222,7 @@ class BrokerService:
         self._metrics.completed.labels(operation, "error").inc()
 
     def _failed(self, operation: str, err: Exception) -> RpcFailed:
-        """Count a call that failed. Returns: what its caller is told."""
+        """Count a call that failed. Returns: the error for its caller."""
         self._count_error(operation)
         if isinstance(err, RpcFailed):
             return err

@@ -112,7 +112,7 @@ class Appender:
         """Close the open fragment and hand it to the persister, after the appends in the queue.
 
         Appends that are ready, or stream already, are written. Those that wait for etcd or a store,
-        and those that come later, are told to ask another broker.
+        and those that come later, are sent to another broker.
 
         Returns: where the spool's tenure ended; None: there was none.
         """
@@ -163,7 +163,7 @@ class Appender:
                 batch = self._plan()
                 if batch and self._commit_at_once(batch):
                     batch = []
-        except Exception as err:  # noqa: BLE001  reported, and told to callers
+        except Exception as err:  # noqa: BLE001  reported, and passed to callers
             batch = []
             self._fail_step(err, 0.0)
         finally:
@@ -192,7 +192,7 @@ class Appender:
                 planned, batch = batch, []
                 try:
                     await self._step(planned)
-                except Exception as err:  # noqa: BLE001  reported, and told to callers
+                except Exception as err:  # noqa: BLE001  reported, and passed to callers
                     pause_s = backoff_s(failures)
                     self._fail_step(err, pause_s)
                     await asyncio.sleep(pause_s)
@@ -217,7 +217,7 @@ class Appender:
         """Fail the appends that met `error`, and go on with the next ones.
 
         A disk that takes no record of what is appended was foreseen, any other error was not.
-        Replicas drop what they were sent, and are synced anew.
+        Replicas drop what they were sent, and are synced again.
         """
         journal = self._journal.name
         if self._queue and self._queue[0] not in self._in_hand:
@@ -419,7 +419,7 @@ class Appender:
         """Take an append whose content is still coming. It has the journal to itself meanwhile."""
         spool, replicator = self._spool, self._replicator
         draft = spool.draft(with_digest=replicator.has_peers)
-        # The replicas that content is sent to wait to be told what becomes of it, even if the
+        # The replicas that content is sent to wait for a decision about it, even if the
         # pipeline breaks meanwhile.
         has_peers = replicator.has_peers
         digest = hashlib.sha1(usedforsecurity=False)

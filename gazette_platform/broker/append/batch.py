@@ -65,18 +65,18 @@ class Outcome:
 
 
 class Caller(Protocol):
-    """Who is told how an append ended: a future, or what answers without one."""
+    """The receiver of an append's outcome: a future, or what answers without one."""
 
     def done(self) -> bool:
-        """Whether it was told, or has gone."""
+        """Whether it has the outcome, or has gone."""
         ...
 
     def set_result(self, result: Outcome, /) -> None:
-        """Tell it."""
+        """Pass the result to it."""
         ...
 
     def set_exception(self, exception: GazetteError, /) -> None:
-        """Tell it that the append failed."""
+        """Pass the error of the append to it."""
         ...
 
 
@@ -102,7 +102,7 @@ class Pending:
     is_short: bool = False
     """Whether it waits for more replicas to be assigned."""
     went_on: GoOn | None = None
-    """Where its latest claim told it to begin first."""
+    """Where its latest claim makes it begin first."""
 
     def finish(self, outcome: Outcome) -> None:
         """Answer, unless the caller has gone."""
@@ -217,7 +217,7 @@ class Planner:
             queue.popleft()
 
     def forget(self) -> None:
-        """Look at everything anew: the journal is about to leave this broker."""
+        """Check everything again: the journal is about to leave this broker."""
         self._known_at = -1
         self._found = None
 
@@ -255,7 +255,7 @@ class Planner:
     def _repeats(self, pending: Pending) -> bool:
         """Let an append join the batch if it asks for what the one before it did, and so goes the same way.
 
-        What the checks of `fsm.preconditions` rest on is the same for both, but for the end, which such a
+        What the checks of `fsm.preconditions` rest on is the same for both, except the end, which such a
         request does not name. Whether the fragment is to close first is asked for each.
 
         Returns: whether it has joined.
@@ -344,16 +344,16 @@ class Planner:
             case events.Forward():
                 pending.finish(not_ours())
             case events.Finish():
-                raise RuntimeError(f"{journal.name}: an append ended that nobody committed")
+                raise RuntimeError(f"{journal.name}: an append ended without a commit")
             case _:
                 assert_never(effect)
         return None
 
     def refuse(self, pending: Pending, effect: events.Fail | events.Rollback) -> None:
-        """Answer an append of which nothing is appended.
+        """Answer an append without appending.
 
         The appends that it was checked on top of are committed by then, because a client may act on
-        the registers that it is told.
+        the registers that it gets.
         """
         registers = self._registers
         match effect:
@@ -446,7 +446,7 @@ class Planner:
             return Invalidated()
 
     async def _settled(self, pending: Pending) -> None:
-        """Wait until the appends that a refusal rests on are settled; check anew if they failed."""
+        """Wait until the appends that a refusal rests on are settled; check again if they failed."""
         await self._replicator.settled()
         if not self._replicator.is_synced:
             pending.next_effect = pending.machine.start_over()
@@ -461,7 +461,7 @@ class Planner:
             head = self._known_head()
             if spool.end < head:
                 # Roll there before the claim, so that no content which is given up counts as the
-                # journal's behind it.
+                # journal's after it.
                 return SyncMismatch(head, await self._journal.released_registers(head))
         if not self._replicator.is_synced:
             return Invalidated()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
 
 
-# Seconds of credit that a client has while its append is gathered. Meanwhile it holds up nobody, and
+# Seconds of credit that a client has while its append is gathered. Meanwhile it delays no one, and
 # many clients of one connection may slow each other down. While it streams it has Gazette's one second.
 _GATHER_CREDIT_S = 10.0
 
@@ -145,7 +145,7 @@ class Stock:
     """
 
     # Below this, whatever comes is gathered (64 appends of 1 MiB are), so that many appends are
-    # written together and a slow client holds nobody up. Above it, an append waits for its turn with
+    # written together and a slow client delays no one. Above it, an append waits for its turn with
     # what it has.
     _FULL_BYTES = 80 << 20
 
@@ -172,7 +172,7 @@ class Judge:
     """Ends appends whose clients owe content for too long. One timer serves all of them.
 
     Args:
-        min_rate: bytes per second that a client must sustain; 0: nobody is judged.
+        min_rate: bytes per second that a client must sustain; 0: no minimum.
         clock: measures how long a client was waited for.
     """
 
@@ -186,13 +186,13 @@ class Judge:
         self._due_at = 0.0
 
     def begin(self, body: Body) -> None:
-        """Somebody waits for the client of `body` from now on."""
+        """From now on an append waits for the client of `body`."""
         self._waiting.add(body)
         if not self._is_set and self.min_rate > 0:
             self._set()
 
     def end(self, body: Body) -> None:
-        """Nobody waits for the client of `body` any more."""
+        """No append waits for the client of `body` any more."""
         self._waiting.discard(body)
 
     def _set(self) -> None:
@@ -299,7 +299,7 @@ class Body:
         """All chunks, without a wait, if the client has sent all and the journal takes them at any rate.
 
         Returns: None: that is not so, or they are more than `bytes_max`; then none was taken.
-        Raises: RpcFailed: the stream ended without its commit marker, or went on behind it.
+        Raises: RpcFailed: the stream ended without its commit marker, or continued after it.
         """
         if self._balance.rate > 0:
             return None
@@ -349,7 +349,7 @@ class ContentQueue:
         self._stock = stock
         self._count(READ_AHEAD_BYTES + sum(map(cost_of, pending.chunks)))
         pending.chunks = []
-        self._is_taken = False  # nobody takes chunks before its turn, and the transport fills up
+        self._is_taken = False  # no chunk is taken before its turn, and the transport fills up
         self._error: RpcFailed | None = None
         self._changed = asyncio.Event()
         self.reopen(pending)
@@ -461,7 +461,7 @@ async def pump(body: Body, stream: ContentQueue) -> None:
 def whole_content(messages: Sequence[bytes]) -> list[bytes | memoryview]:
     """Return the chunks of an append, of all messages that follow its first.
 
-    Raises: RpcFailed: they end without the commit marker, or go on behind it.
+    Raises: RpcFailed: they end without the commit marker, or continue after it.
     """
     chunks: list[bytes | memoryview] = []
     for number, raw in enumerate(messages, start=1):

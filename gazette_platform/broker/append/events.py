@@ -1,4 +1,4 @@
-"""The events that the append state machine is told, and the effects that it asks for: plain values."""
+"""The events that the append state machine takes, and the effects that it returns: plain values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AppendRequest:
     suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
     min_revision: int = 0
     resets_head: bool = False
-    """Go on behind all that is stored, without content that only absent brokers hold. For brokers
+    """Continue after all that is stored, without content that only absent brokers hold. For brokers
     only; not on the wire."""
     closes_fragment: bool = False
     """Close the open fragment first, even if no rule asks for it. For brokers only; not on the wire."""

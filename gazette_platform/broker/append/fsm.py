@@ -35,7 +35,7 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
                    ContentBroken(text)             Rollback(text)
     COMMIT         Acknowledged                    Finish(status)
 
-An append that comes right behind one that was found READY may begin there itself (`join`). If it asks
+An append that comes right after one that was found READY may begin there itself (`join`). If it asks
 for the same, it is where that one has arrived (`repeat`).
 
 Where a journal has one replica, the shell answers `Synced` at once. Steps are taken per append and
@@ -152,7 +152,7 @@ class AppendFSM:
     def start_over(self) -> Effect:
         """The first effect again, because the state that the append was checked against never came.
 
-        Allowed while none of its content is taken, and while nobody was told of a refusal.
+        Allowed while none of its content is taken, and while no caller was refused.
         """
         # Content that was taken cannot be read from the client a second time. After COMMIT replicas may have it: to
         # start over could append it twice.
@@ -299,7 +299,7 @@ class AppendFSM:
                 self.state = State.STREAM
                 if view.spec.suspend_level is SuspendLevel.PARTIAL and is_suspending(self.request):
                     self.final_status = Status.SUSPENDED
-                    # Nobody else will close the fragment, and only closed ones are persisted.
+                    # No other event will close the fragment, and only closed ones are persisted.
                     effect = TakeContent(view.spool_end)
             case Sync():
                 self.story.append(f"READY: {effect}")
@@ -356,7 +356,7 @@ def preconditions(  # noqa: PLR0911  one per check
     """Decide whether an append may stream.
 
     Clients rely on the order of the checks. An answer has one status, and where several checks fail
-    it is the first that tells the client what to do: a writer whose registers do not match has been
+    it is the most useful one for the client: a writer whose registers do not match has been
     fenced off and must give up, whatever its offset; a journal whose store is ahead needs an
     operator, or an append that names its offset; only then is an offset merely wrong, so that the
     client may look up the end and try again. Suspension comes last, so that an append which would
@@ -388,7 +388,7 @@ def preconditions(  # noqa: PLR0911  one per check
         return Sync(roll_to=head)
     if is_behind and request.offset == 0 and view.spec.flags.may_write:
         # The store has content that no replica knows of, and an append at our end would overlap
-        # it. Read-only journals are exempt: they mirror a store that somebody else writes.
+        # it. Read-only journals are exempt: they mirror a store that another cluster writes.
         return Fail(Status.INDEX_HAS_GREATER_OFFSET)
     if request.offset not in (0, head):
         return Fail(Status.WRONG_APPEND_OFFSET)
@@ -407,8 +407,8 @@ def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool)
     level, suspend = view.spec.suspend_level, view.spec.suspend
     is_noted = view.is_released or (suspend is not None and suspend.offset > 0)
     if has_content and level is SuspendLevel.NONE and is_noted:
-        # The offset told whoever begins with an empty spool where to go on. Once content follows
-        # it, the offset would send them to where bytes already are, with registers of before.
+        # The offset is where an empty spool begins. Once content follows
+        # it, it would send a broker to where bytes already are, with old registers.
         return WriteSuspend(SuspendSpec(SuspendLevel.NONE, 0))
     match request.suspend:
         case AppendSuspend.SUSPEND_RESUME if level is not SuspendLevel.NONE:
@@ -469,7 +469,7 @@ def must_roll(
     """Whether the spool [begin, end) closes before the next append.
 
     An empty spool always "rolls". A fragment has one codec from its first byte to its last, and a
-    changed codec is no reason to close one that has content, or every edit of a spec would leave a
+    changed codec does not close one that has content, or every edit of a spec would leave a
     short fragment behind. So the codec of the spec is taken up where nothing is written yet.
 
     Args:
@@ -478,7 +478,7 @@ def must_roll(
         end: of the spool, with all that was planned; journal offset.
         first_append_at: when its first content came; None: none has come yet.
         now_s: unix seconds.
-        roll_to: journal offset at which to start anew; 0: none asked for.
+        roll_to: journal offset at which to restart; 0: none asked for.
 
     Source: fragments close by length (exceeded by at most one append), by a passed UTC-aligned
     flush window, or because another offset is asked for.

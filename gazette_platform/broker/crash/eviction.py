@@ -1,6 +1,6 @@
 """When a broker counts as crashed, and who may say so. Pure: no clock, no socket, no etcd.
 
-When a process dies, its keys stay in etcd until its lease ends, and nobody takes over its journals
+When a process dies, its keys stay in etcd until its lease ends, and no broker takes over its journals
 meanwhile. Its peers can see the crash earlier: the kernel refuses connections to a port that no
 process listens on. When two brokers of different zones both see that, one has etcd revoke the lease.
 
@@ -20,16 +20,16 @@ and has no listener at that port. A process that is stopped, slow or out of sock
 listener, and the kernel completes connections for it; a host or network that is gone answers
 nothing, or something else. Further:
 
-* The instance must have accepted a connection of ours before. So nobody is accused over an address
+* The instance must have accepted a connection of ours before. So no broker is accused over an address
   that never led to it (a wrong one, or one behind a proxy that is closed to us), nor while it starts:
   a broker binds its port before it announces itself.
-* A broker that leaves says `exiting` in etcd before it closes its port, and nobody looks at it from
+* A broker that leaves says `exiting` in etcd before it closes its port, and no broker looks at it from
   then on. The broker that evicts *first* sees a refusal, and *then* reads in etcd that the member key
   is unchanged and not exiting. So a proper exit is not taken for a crash, however events interleave.
 * If another process listens at the address by now, connections are accepted, and nothing happens.
 * Each witness must have seen a refusal after the other had, by the order of revisions in etcd, so
   that two hiccups at different times do not add up. Also, the other witness must accept a connection
-  of the one that evicts, at that moment: a broker whose own network refuses everything evicts nobody.
+  of the one that evicts, at that moment: a broker whose own network refuses everything evicts no one.
 * Each instance has its own lease, and etcd never grants a lease twice. So a revocation that comes late
   hits nothing else.
 
@@ -44,7 +44,7 @@ evicted broker's replication streams when that revision reaches them; the new pr
 spools, which hold everything that was acknowledged before. A journal with one replica has no others to
 ask. There the process itself refuses (`Membership`): it closes its port only once etcd knows that it leaves,
 or once it has stopped acknowledging. From the moment at which its mirror of etcd lacks its member
-key, or its lease has run out by its own clock, the outcome of every append is told as unknown. It
+key, or its lease has run out by its own clock, the outcome of every append is reported as unknown. It
 learns that its lease is gone when it next renews it, at the latest (`LeaseLost`), and stops.
 """
 
@@ -69,11 +69,11 @@ LOOKS_MAX = 16
 
 # Seconds between two looks at a neighbour. Each broker is watched by two neighbours.
 _LOOK_EVERY_S = 0.25
-# Seconds between two looks at a broker that is no neighbour: its neighbours may have crashed with it.
+# Seconds between two looks at a broker that is not a neighbour: its neighbours may have crashed with it.
 _SWEEP_EVERY_S = 2.0
 # At most this many of these looks a second: in large clusters each broker is looked at less often.
 _SWEEPS_PER_S = 16.0
-# Seconds between two looks at a suspect: at first, and after nobody has agreed for `_ALONE_AFTER_S`.
+# Seconds between two looks at a suspect: at first, and without agreement for `_ALONE_AFTER_S`.
 _RECHECK_S = 0.1
 _ALONE_AFTER_S = 3.0
 _RECHECK_ALONE_S = 1.0
@@ -252,7 +252,7 @@ class CrashWatch:
         self._tracks: dict[ProcessId, _Track] = {}
 
     def next_due(self) -> float | None:
-        """When the next look is due; None: nobody is to be looked at."""
+        """When the next look is due; None: there is no broker to look at."""
         return min((t.due_at for t in self._tracks.values() if not t.is_busy), default=None)
 
     def step(self, event: Event, now_s: float) -> list[Effect]:

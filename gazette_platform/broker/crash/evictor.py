@@ -80,7 +80,7 @@ class Evictor:
     """The crash watch of one broker, for as long as `run` runs.
 
     Args:
-        space: loaded already, and watched by somebody else.
+        space: loaded already, and watched by another task.
         after_s: seconds for which a peer has to refuse connections.
         evicted: counts the leases that we had revoked.
     """
@@ -122,7 +122,7 @@ class Evictor:
             while True:
                 if self._is_changed:
                     self._step(fsm.MembersChanged(self._peers()))
-                    self._is_changed = False  # only now: after a fault, members are told again
+                    self._is_changed = False  # only now: after a fault, members are reported again
                 self._step(fsm.Ticked())
                 due_at = self._watch.next_due()
                 now = self._clock.monotonic()
@@ -163,7 +163,7 @@ class Evictor:
                 case fsm.Evict():
                     event = await self._evict(effect)
         except EtcdError as err:
-            _log.warning("the crash of broker %s is not told: %s", effect.peer.id.name, err)
+            _log.warning("cannot report the crash of broker %s: %s", effect.peer.id.name, err)
             event = fsm.Unheard(effect.peer)
         except Exception as err:  # noqa: BLE001  reported
             self._faults.report("peer", f"crash watch of {effect.peer.id.name}", err)

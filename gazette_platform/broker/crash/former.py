@@ -53,7 +53,7 @@ async def await_former(
         endpoint: our own.
         host: where we are to listen.
         port: where we are to listen.
-        timeout_s: seconds after which we go on even if nobody has evicted it.
+        timeout_s: seconds after which we go on even if it was not evicted.
 
     Raises: EtcdError: etcd is out of reach. Cancellation: safe.
     """
@@ -123,9 +123,9 @@ async def take_homes(
     """Take over the homes of spools whose processes have ended; make an empty one if there are none.
 
     In etcd those processes are members until their leases end. Where we know that they have ended, we
-    revoke the leases, and nobody has to wait. The process of a copied home may be alive.
+    revoke the leases, and no journal has to wait. The process of a copied home may be alive.
 
-    Returns: at least one; new spools are begun in the first, which is no copy.
+    Returns: at least one; new spools are begun in the first, which is not a copy.
     Raises: SetupError, EtcdError.
     Cancellation: the homes stay ours until this process ends.
     """

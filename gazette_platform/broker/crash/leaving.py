@@ -68,7 +68,7 @@ _WRITES_MAX = 64
 
 
 def held_alone(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset[str]:
-    """The journals of which no other broker has all content now."""
+    """Journals whose whole content no other broker has now."""
     own, state = context.process_id, context.space.state
     return frozenset(
         replica.name
@@ -104,7 +104,7 @@ async def note_heads(
         replicas: of the journals that it held.
         lease: of its member key.
         timeout_s: seconds for each journal, and before that for asking etcd who is a member.
-        alone: journals that nobody else had in full when we began to leave. If we were evicted since,
+        alone: journals that no other broker had in full when we began to leave. If we were evicted since,
             the brokers that have them now went on from a head that is not ours.
 
     Cancellation: leaves open which heads were noted.
@@ -163,13 +163,13 @@ def _says_that_it_leaves(kv: KeyValue, peer: ProcessId) -> bool:
     try:
         return decode_broker_spec(kv.value, process_id=peer).exiting
     except ValidationError:
-        return True  # a spec that cannot be read makes nobody a member
+        return True  # a spec that cannot be read makes no broker a member
 
 
 def _has_foreign(members: Mapping[ProcessId, _Member]) -> bool:
     """Whether brokers of Gazette are members.
 
-    They follow a noted head, but never take it back. Once they had appended behind it, other brokers
+    They follow a noted head, but never take it back. Once they had appended after it, other brokers
     would begin at an offset that is taken.
     """
     foreign = [member for member, known in members.items() if known.is_foreign]
@@ -231,7 +231,7 @@ async def _try_note_head(context: BrokerContext, replica: Replica, *, is_alone: 
 
     The next broker goes on at the resumption offset, which exists for suspended journals. We set it
     only while we hold an assignment in which we were in step. A closed replica never gets in step
-    again, and nothing is acknowledged without us while we hold the assignment, so nobody else has gone
+    again, and nothing is acknowledged without us while we hold the assignment, so no other broker has gone
     on from our head. The transaction compares the assignment's key, which also ends with our lease.
 
     Returns: False: we may not note it any more, and no other broker is known to have it.

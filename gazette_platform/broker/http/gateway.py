@@ -233,7 +233,7 @@ class Gateway:
         try:
             await contents.write_to(write)
         finally:
-            keepalive.cancel()  # nothing may be written behind the end
+            keepalive.cancel()  # nothing may be written after the end
         await response.write(stream.close(contents.close_error, is_at_end=contents.is_at_end))
         await response.write_eof()
         return response
@@ -478,7 +478,7 @@ _RETRY_MS = 1000
 class EventStream:
     r"""Turns pieces of content into events.
 
-    The id of an event is the offset behind its line, which browsers send back as ``Last-Event-ID``
+    The id of an event is the offset after its line, which browsers send back as ``Last-Event-ID``
     when they connect again: no line is lost, and none comes twice.
 
     Args:
@@ -539,7 +539,7 @@ class EventStream:
         if self._rest_bytes > _LINE_BYTES_MAX:
             raise DataError(
                 f"a line at offset {self._offset} is over {_LINE_BYTES_MAX} bytes: this journal "
-                "is no text of lines (read it without Accept: text/event-stream)"
+                "is not a text of lines (read it without Accept: text/event-stream)"
             )
 
 

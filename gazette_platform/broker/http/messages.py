@@ -121,7 +121,7 @@ def failure_status(err: RpcFailed) -> int:
 
 
 def content_range(offset: int) -> str:
-    """Content from `offset` on, to an end that nobody knows."""
+    """Content from `offset` on, to an unknown end."""
     return f"bytes {offset}-{_OFFSET_MAX}/{_OFFSET_MAX}"
 
 

@@ -67,7 +67,7 @@ async def write_suspend(
         context: of this broker.
         journal: its name.
         suspend: for the spec.
-        noting: the primary, whose epoch record says the same in the same transaction; None: nobody
+        noting: the primary, whose epoch record says the same in the same transaction; None: no broker
             serves the journal, and the record stays as it is.
 
     Raises: EtcdError; ValidationError: the record cannot be understood.
@@ -167,7 +167,7 @@ class HoldersAway(NotNow):
         self.why = (
             f"only spools of {_names(holders)} hold all that was acknowledged, and none of them serves it now "
             "(start one of them again with its --broker.spool-dir; if all of these are lost, "
-            "`gazctl journals reset-head` goes on behind what is stored)"
+            "`gazctl journals reset-head` continues after what is stored)"
         )
         super().__init__(f"{journal}: {self.why}")
 
@@ -178,7 +178,7 @@ class Claimed(NamedTuple):
     revision: int
     """To look at next."""
     is_done: bool
-    """Whether etcd says now what was claimed; False: somebody else was faster."""
+    """Whether etcd says now what was claimed; False: another broker was faster."""
     is_released: bool = False
     """Whether the record says where the journal goes on: it has to be taken out before content follows."""
 
@@ -218,7 +218,7 @@ async def claim_journal(
     item = state.items.get(journal)
     if item is None or item.create_revision != create_revision:
         return Claimed(context.space.revision, is_done=False)
-    # Read before etcd is asked: meanwhile brokers may come that nobody has synced with.
+    # Read before etcd is asked: meanwhile brokers may come that were not synced with.
     assignments, route = state.assignments_of(journal), state.route_of(journal)
     known_at = context.space.revision
     record, mod_revision = await read_record(context.etcd, prefix, journal)
@@ -286,7 +286,7 @@ async def forget_holders(
         context: has etcd.
         journal: its name.
         create_revision: of its spec.
-        as_of: revision at which that broker led it: one of ours that leads it since has a record anew.
+        as_of: revision at which that broker led it: one of ours that leads it since has a new record.
 
     Cancellation: leaves open whether it was forgotten.
     """
@@ -306,7 +306,7 @@ def _tell_given_up(journal: str, record: EpochRecord, holders: frozenset[Holder]
     if len(lost) == len(record.holders) and lost:
         who = _names(lost)
         _log.warning(
-            "%s: reset by an operator: it goes on at %d; what only spools of %s hold behind that is "
+            "%s: reset by an operator: it goes on at %d; what only spools of %s hold after that is "
             "given up, and set aside if they come back",
             journal,
             end,

@@ -38,7 +38,7 @@ class Gaps:
     store while another broker still holds what precedes it. A read must not end at such a gap as if
     the journal ended there.
 
-    Nor may a read go on behind the gap, as if the content had been pruned, before the other brokers
+    Nor may a read continue after the gap, as if the content had been pruned, before the other brokers
     were asked. Asking once is enough: what is appended from then on is here until it is stored. What
     they have held for hours counts as lost, as any other gap of that age does.
 
@@ -76,7 +76,7 @@ class Gaps:
         self._is_asking = False
         self.others_end = sys.maxsize
         self._others_at = clock.monotonic()
-        # Content of these offsets is gone for good, as our primary has told us.
+        # Content of these offsets is gone for good, as our primary reported.
         self._gone_begin = self._gone_end = 0
         self._refresh_at = 0.0
         self._met_at: Lru[int, float] = Lru(_OFFSETS_MAX)
@@ -108,7 +108,7 @@ class Gaps:
         return is_old or offset >= self.others_end
 
     async def wait_skip(self, offset: int) -> None:
-        """Wait until content at `offset` is there, or may be skipped, or the replica closes.
+        """Wait until content at `offset` has come, or may be skipped, or the replica closes.
 
         Reads that block do not wait longer than others: their clients would not learn why nothing
         comes.
@@ -128,7 +128,7 @@ class Gaps:
             raise self.still_open(offset) from err
 
     def still_open(self, offset: int) -> RpcFailed:
-        """The error while nobody knows whether content at `offset` is gone: ask again."""
+        """The error while it is unknown whether content at `offset` is gone: ask again."""
         what = f"another broker may have content at {offset} that is not stored yet"
         return NotNow(f"{self._journal}: {what}")
 
@@ -159,7 +159,7 @@ class Gaps:
             noted_head: where the journal's spec says that it goes on. One that was suspended may have
                 been pruned up to there: then nothing comes once the other brokers were asked.
 
-        Returns: whether it is there; False: it is lost, or the replica closes.
+        Returns: whether it has come; False: it is lost, or the replica closes.
         Raises: RpcFailed: UNAVAILABLE: it did not come in time; the caller is to ask again.
         Cancellation: safe.
         """
@@ -211,7 +211,7 @@ class Hole:
     """The hole before the spool of one replica. It opens once, with each spool that begins elsewhere.
 
     Once its content was seen in a store it is closed for good. What is missing there from then on was
-    pruned, and nobody is about to store it: to wait for that would hold up reads for minutes.
+    pruned, and no broker is about to store it: to wait for that would hold up reads for minutes.
 
     Attributes:
         end: where the spool began, while the hole is open; else 0.
@@ -224,7 +224,7 @@ class Hole:
         self._clock = clock
 
     def begin(self, end: int) -> None:
-        """Note that a spool begins at offset `end`, behind all that is known."""
+        """Note that a spool begins at offset `end`, after all that is known."""
         self.end = end
         self._began_at = self._clock.monotonic()
 
@@ -236,14 +236,14 @@ class Hole:
     @property
     def is_open(self) -> bool:
         """Whether its content is neither here nor known to be in a store."""
-        # Its last byte is enough to tell: content before that may have been pruned.
+        # Its last byte is enough to know: content before that may have been pruned.
         return self.end > 0 and not self._index.covers(self.end - 1, self.end)
 
     @property
     def is_filling(self) -> bool:
         """Whether it is open, and its content is expected still.
 
-        If that takes minutes, nobody waits any longer for content that no replica says it has.
+        If that takes minutes, reads stop waiting for content that no replica says it has.
         """
         return self.refresh_s() < math.inf and self.is_open
 

@@ -1,6 +1,6 @@
 """Pulses: barriers that a journal appends by itself, to publish its route, close fragments or suspend.
 
-Nothing else would tell the allocator that the replicas of an idle journal are in step, or close its
+Nothing else would notify the allocator that the replicas of an idle journal are in step, or close its
 fragment when the flush interval is over. Gazette's primaries append such a barrier once a minute; ours
 do when there is a reason to.
 """
@@ -58,7 +58,7 @@ class PulsedJournal(JournalPort, Protocol):
 
 @final
 class Pulses:
-    """Zero-byte appends of one journal, of which one is under way at a time."""
+    """Zero-byte appends of one journal, one at a time."""
 
     def __init__(self, replica: PulsedJournal, context: BrokerContext) -> None:
         self._replica = replica

@@ -39,7 +39,7 @@ class _Replica(Protocol):
 async def adopt(replica: _Replica, context: BrokerContext) -> None:
     """Go on where an earlier process ended, unless the journal went on without it.
 
-    Nobody may write to the spool until that is known. Cancellation: safe.
+    The spool must not be written until that is known. Cancellation: safe.
     """
     async with replica.spool.lock:
         if replica.spool.tenure or (found := await _take(replica, context)) is None:
@@ -99,7 +99,7 @@ async def _tell_lost(
 
 # Appends wait for a store that is not well until so many checks of it failed in a row, or it has been so
 # for so many seconds, as one that answers nothing. Clients wait 30 s for an answer, and would never be
-# told why. It is counted from when the store failed: checks of one that is away for long are 100 s apart.
+# get the reason. It is counted from when the store failed: checks of one that is away for long are 100 s apart.
 _HEALTH_CHECKS_MAX = 5
 _UNHEALTHY_S = 20.0
 # A store that is back shall take appends again at once: one that needs it asks for a check, and waits

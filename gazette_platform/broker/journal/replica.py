@@ -72,7 +72,7 @@ class Replica:
     """The local state of one journal."""
 
     awaiting = ""
-    """Why nobody may append until a broker comes back, as it was last found; else empty."""
+    """Why appends wait until a broker comes back, by the latest check; else empty."""
 
     def __init__(
         self,
@@ -203,9 +203,9 @@ class Replica:
         return self._context.space.revision
 
     def locate(self) -> tuple[Status, bool]:
-        """Look the journal up. Returns: OK if somebody serves it, and whether we are its primary."""
+        """Look the journal up. Returns: OK if a broker serves it, and whether we are its primary."""
         if self._resolver.replicas.get(self.name) is not self:
-            # Unassigned, demoted or created anew. Even if we are primary again by now, this spool no
+            # Unassigned, demoted or recreated. Even if we are primary again by now, this spool no
             # longer belongs to the journal.
             return Status.OK, False
         found = self._resolver.resolve_now(self.name, may_proxy=True, require_primary=True)
@@ -227,7 +227,7 @@ class Replica:
     ) -> GoOn | int:
         """Write into etcd the route, and who holds what is acknowledged; see `claim_journal`.
 
-        A consistent route tells the allocator that every broker in it is in step.
+        A consistent route shows the allocator that every broker in it is in step.
         """
         self.awaiting = ""
         try:
@@ -291,7 +291,7 @@ class Replica:
             self._is_in_doubt = False
             self._is_released = suspend != SuspendSpec(SuspendLevel.NONE, 0)
         else:
-            self._claimed = frozenset()  # the record may have changed: claim it anew
+            self._claimed = frozenset()  # the record may have changed: claim it again
         return written.revision
 
     @property
@@ -467,7 +467,7 @@ class Replica:
         We store what we hold from before, too, as it is in no index of ours.
 
         Args:
-            gives_up: whether an operator has the journal go on without what no holder can prove.
+            gives_up: whether an operator lets the journal continue without what no holder can prove.
 
         Cancellation: safe.
         """
@@ -486,7 +486,7 @@ class Replica:
         return await self._list(spec)
 
     def on_roll(self, *, is_elsewhere: bool) -> None:
-        """The spool was begun anew, maybe at another offset."""
+        """The spool was restarted, maybe at another offset."""
         begin = self.spool.spool.begin
         if is_elsewhere:
             self.gaps.on_leap(begin)

@@ -308,7 +308,7 @@ class Resolver(Generic[R]):
         )
 
     def _hidden(self, journal: str) -> Resolution:
-        """The answer about a journal beyond the caller's claims. It tells nothing, not even a route."""
+        """The answer about a journal beyond the caller's claims. It reveals nothing, not even a route."""
         header = Header(self.process_id, Route(), self._space.header)
         return Resolution(
             journal=journal,
@@ -331,8 +331,8 @@ class Resolver(Generic[R]):
         """The first reason not to serve the journal, in Gazette's order; OK: there is none.
 
         The order goes from what an operator has to change to what another try may cure. A fully
-        suspended journal has no members, so its status comes before those that tell of missing ones.
-        Only the last two tell a client that another broker would have served it.
+        suspended journal has no members, so its status comes before those about missing ones.
+        Only the last two show a client that another broker would have served it.
         """
         checks = (
             (spec is None, Status.JOURNAL_NOT_FOUND),

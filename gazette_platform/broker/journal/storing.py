@@ -1,7 +1,7 @@
 """Content that other brokers have yet to store: how a broker says so in etcd, and how others ask for it.
 
 A broker that had the journal before may still be persisting it, and so may the replicas of a primary that crashed. A
-broker that leaves names in etcd the journals of which it holds unstored content: others cannot ask it once its port
+broker that leaves names in etcd the journals whose unstored content it holds: others cannot ask it once its port
 is closed, nor find it once its member key is gone. A broker that has failed does the same, and gives up its lease
 early, so that others need not wait for that to end.
 """
@@ -52,9 +52,9 @@ class Unstored:
     """
 
     lease: int
-    """That of its member key, which differs from one instance of a broker to the next; 0: not told."""
+    """That of its member key, which differs from one instance of a broker to the next; 0: unknown."""
     journals: frozenset[str] | None
-    """Those of which it may hold content that is in no store; None: it may be any."""
+    """Those whose unstored content it may hold; None: it may be any."""
 
     def encode(self) -> bytes:
         """The value in etcd."""
@@ -84,7 +84,7 @@ async def still_storing(
 ) -> AsyncGenerator[asyncio.Event]:
     """Say in etcd, within this block, that this broker still stores content and cannot be asked.
 
-    Other brokers may have taken its journals by then. Because of what it says, they tell nobody
+    Other brokers may have taken its journals by then. Because of what it says, they report to no one
     meanwhile that all content is stored, or pruned. Etcd may be away at that moment: if it is away for
     longer than a lease, all brokers fail at once. So this tries again for as long as it takes.
 

@@ -99,7 +99,7 @@ SyncResult = Synced | SyncMismatch | WrongRoute | Invalidated
 
 @dataclass(frozen=True, slots=True)
 class SpoolState:
-    """A spool: what it has committed, and how many bytes it wrote behind that."""
+    """A spool: what it has committed, and how many bytes it wrote after that."""
 
     fragment: Fragment
     registers: LabelSet
@@ -130,7 +130,7 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write the message's content behind what was written."""
+    """Write the message's content after what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def apply_proposal(
     """Apply a proposal to a spool.
 
     Args:
-        next_sum: SHA-1 of the committed content and what is written behind it. It does not matter
+        next_sum: SHA-1 of the committed content and what is written after it. It does not matter
             while nothing is.
         is_urgent: passed on to a roll.
 
@@ -332,7 +332,7 @@ def sync_outcome(
                 read_revision = max(read_revision, header.etcd.revision)
                 continue
         elif reply.status is Status.PROPOSAL_MISMATCH and fragment is not None:
-            # Nobody truncates: what a peer has may have been acknowledged by the primary before us. So all
+            # No broker truncates: what a peer has may have been acknowledged by the primary before us. So all
             # meet at the furthest end, and the gap in between is closed by that peer's fragment in the store.
             if fragment.end > own_end:
                 if fragment.end > roll_to:

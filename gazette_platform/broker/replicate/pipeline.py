@@ -69,8 +69,8 @@ class Pipeline:
         open_stream: begins a stream to a peer at an endpoint; may raise RpcFailed.
         tasks: group of the links' tasks.
         stall_s: seconds that peers may take nothing while there is no room for more.
-        on_settled: told how many asked proposals all peers have.
-        on_broken: told why the pipeline is of no use any more.
+        on_settled: called with how many asked proposals all peers have.
+        on_broken: called with why the pipeline can no longer be used.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Pipeline:
             stall_s: seconds, in place of those before.
         """
         self._stall_s = min(self._stall_s, stall_s)
-        self._room.set()  # whoever waits begins anew, with the new time
+        self._room.set()  # waiters begin again, with the new time
 
     def _check_usable(self) -> None:
         if self.failure is not None:
@@ -353,7 +353,7 @@ class _Link:
                 self._waiting = loop.create_future()
                 await self._waiting
         except RpcFailed as err:
-            # If the peer says why it ended the stream, that tells more than our own error does.
+            # If the peer says why it ended the stream, that says more than our own error does.
             await asyncio.wait([self._tasks[1]], timeout=_CLOSE_TIMEOUT_S)
             self._owner.on_failure(self._number, err, "send to")
         except Exception as err:

@@ -1,6 +1,6 @@
 """Keeps the replicas of one journal at the end of its primary's spool.
 
-The appender asks for a `sync` before an append, sends content and proposals, and is told of each
+The appender asks for a `sync` before an append, sends content and proposals, and learns of each
 proposal that all replicas have. The first sync builds a pipeline to the replicas. It serves all
 appends under the same route, and is closed after some idle time, so that ten thousand idle journals
 hold no streams. A journal of one replica has no pipeline, and its syncs only look at a flag.
@@ -57,10 +57,10 @@ _SYNC_TIMEOUT_S = 20.0
 _LEFT_S = 1.0
 
 # Seconds after which replicas are given up that do not answer, or take nothing while there is no room
-# for more. Their disks may be full, and nobody can tell which replica is to blame.
+# for more. Their disks may be full, and which replica is to blame is unknown.
 _STALL_S = 60.0
 
-# Age in seconds at which streams are opened anew, between two batches. It is far below the time after
+# Age in seconds at which streams are reopened, between two batches. It is far below the time after
 # which the tokens expire that they were opened with.
 _AGE_S_MAX = 600.0
 
@@ -92,9 +92,9 @@ class Replicator:
         self._settled = 0
         # Who was proposed the staged content, while its outcome is unknown.
         self._doubtful: frozenset[ProcessId] = frozenset()
-        # Whether replicas were sent content and not told yet what becomes of it.
+        # Whether replicas were sent content without a decision about it yet.
         self._is_open = False
-        # For each proposal under way, who is told how it ended.
+        # For each proposal under way, the receiver of its outcome.
         self._under_way: deque[Callable[[RpcFailed | None], None]] = deque()
         self._moved = asyncio.Event()
         self._once_moved: Callable[[], None] | None = None
@@ -107,7 +107,7 @@ class Replicator:
 
     @property
     def is_old(self) -> bool:
-        """Whether the streams to replicas should be opened anew; see `renew`."""
+        """Whether the streams to replicas should be reopened; see `renew`."""
         return self.has_peers and self._clock.monotonic() - self._opened_at > _AGE_S_MAX
 
     @property
@@ -124,7 +124,7 @@ class Replicator:
     def holders(self) -> frozenset[Holder] | None:
         """Who has all that is acknowledged, once replicas are synced.
 
-        Returns: None if somebody among them does not keep it beyond its process, as brokers of
+        Returns: None if one of them does not keep it beyond its process, as brokers of
             Gazette do not.
         """
         pipeline = self._pipeline
@@ -207,7 +207,7 @@ class Replicator:
         """Ask all replicas how much they have, because content is staged whose outcome is unknown.
 
         If it were proposed as it is, replicas that lack it would move to its end. If another one then
-        failed, and we left, nobody would have the content, and appends would go on behind it. So
+        failed, and we left, no broker would have the content, and appends would continue after it. So
         replicas are moved only once all have answered. If it turns out that none of them has it, it
         is forgotten. Where one has it, or is not there to be asked and may have it, the content keeps
         its offsets: readers of that replica may have seen it.
@@ -333,7 +333,7 @@ class Replicator:
         Args:
             draft: the content, written to our spool.
             registers: of the journal with it.
-            done: told that it is settled (None), or why its outcome is unknown.
+            done: called with None once it is settled, or with why its outcome is unknown.
             appends: number of appends in it.
 
         Raises: RpcFailed: the pipeline is broken; nothing was proposed.

@@ -1,6 +1,6 @@
 """Each broker says in etcd which homes of spools it holds: of a home that two of them hold one is a copy.
 
-A copy that is made file by file is known by where it lies (see `home`). Nothing tells one that was made
+A copy that is made file by file is known by where it lies (see `home`). Nothing reveals one that was made
 block by block, of a whole disk, from its original; but names of homes are random, and it keeps them.
 """
 

@@ -1,7 +1,7 @@
-"""Drives a spool's digest and compression in worker threads, behind its commits.
+"""Drives a spool's digest and compression in worker threads, after its commits.
 
 Both work in slices of a few milliseconds, and each has a pool of threads of its own: proposals and
-readers wait for a digest, and nobody waits for compression. So a slice of a digest never queues
+readers wait for a digest, and none for compression. So a slice of a digest never queues
 behind compression, journals take turns, and no lock is held for longer than a slice takes.
 """
 
@@ -139,7 +139,7 @@ class Digester:
     async def below(self, lag_bytes: int = LAG_BYTES_MAX) -> None:
         """Wait until the digest trails by less than `lag_bytes`. Cancellation: safe.
 
-        While the disk cannot be read nobody is held back, since waiting would not help.
+        While the disk cannot be read no append is held back, since waiting would not help.
         """
         while self.spool.digest_lag >= lag_bytes and not self._is_failing:
             self.kick()
@@ -238,7 +238,7 @@ class Closing:
 
         Args:
             old: its digester.
-            is_urgent: whether to persist it at once, even if we are no primary.
+            is_urgent: whether to persist it at once, even if we are not the primary.
         """
         self._urgent[old] = is_urgent
 

@@ -88,7 +88,7 @@ class SpoolFile:
             begin: journal offset of its first byte.
             fd: of a file that has a name, which this object owns from now on.
             ordinal: its number.
-            forget: removes the names once nobody holds the file; called in a thread.
+            forget: removes the names once the file is not held; called in a thread.
 
         Raises: OSError: the file cannot be made.
         """
@@ -239,12 +239,12 @@ def read_small(path: Path) -> bytes:
     with open(path, "rb", opener=_open_small) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode) or info.st_size > _SMALL_BYTES_MAX:
-            raise OSError(f"{path} is no file of a spool")
+            raise OSError(f"{path} is not a file of a spool")
         return file.read(_SMALL_BYTES_MAX)
 
 
 def _open_small(path: str, flags: int) -> int:
-    # A FIFO must not keep us waiting for somebody who writes to it.
+    # A FIFO must not keep us waiting for a writer.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -287,14 +287,14 @@ class CompletedSpool:
     compressed: CompressedForm | None = None
     """The content as far as it is compressed; None if it is not."""
     create_revision: int = 0
-    """That of the journal's spec in etcd. A journal made anew under the same name has a greater one."""
+    """That of the journal's spec in etcd. A journal recreated under the same name has a greater one."""
     is_stored: Callable[[int, int], bool] | None = None
-    """Whether listings of its journal have all bytes from a begin to an end; None: nobody says so."""
+    """Whether listings of its journal have all bytes from a begin to an end; None: no listing says so."""
     _is_closed: bool = field(default=False, init=False, repr=False)
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is persisted, or nobody wants it."""
+        """Whether it is persisted, or no longer wanted."""
         return self._is_closed
 
     @property
@@ -380,7 +380,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make sure that nobody else can put files there that we would take for ours. Raises: OSError."""
+    """Make sure that no other user can put files there that we would take for ours. Raises: OSError."""
     info = folder.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a folder of this user")
@@ -402,7 +402,7 @@ def write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
 
 
 def write_over(path: Path, data: bytes) -> None:
-    """Write into a file that is there, on a disk without room for another. Raises: OSError."""
+    """Write into an existing file, on a disk without room for another. Raises: OSError."""
     path.with_name(f"{path.name}.new").unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

@@ -142,7 +142,7 @@ def encode_header(header: TenureHeader) -> bytes:
 
 
 def decode_header(block: bytes) -> TenureHeader | None:
-    """The header of a block; None: the block is nobody's, or its header is torn."""
+    """The header of a block; None: the block is free, or its header is torn."""
     # A block of zeros has the CRC of no text at all: the length has to be positive, or an empty block would be
     # somebody's.
     length, crc = _HEADER.unpack_from(block)

@@ -122,7 +122,7 @@ class SpoolHome:
 
     Attributes:
         folder: where it is.
-        former: who held it before this process; None: nobody.
+        former: its holder before this process; None: none.
         is_copied: whether it does not lie where it was made. Its original may be held by a process that is
             alive: the lock is on the folder, and a copy has its own.
         former_has_ended: whether its former process is known to have ended.
@@ -196,7 +196,7 @@ class SpoolHome:
 
     @classmethod
     def make(cls, spool_dir: Path, owner: Owner) -> Self:
-        """Make a home that nobody held before.
+        """Make a new home.
 
         On a full disk the folder is made by the first tenure: a broker without room serves what it can.
 
@@ -217,7 +217,7 @@ class SpoolHome:
         return home
 
     def _make(self) -> None:
-        """Make the folder, unless it is there. Raises: OSError: call again."""
+        """Make the folder, unless it exists. Raises: OSError: call again."""
         if self._lock_fd >= 0:
             return
         base = self.folder.parent
@@ -279,7 +279,7 @@ class SpoolHome:
 
     # -------------------------------------------------------------------------------- blocks
     def header(self, block: int) -> TenureHeader | None:
-        """The header of a block; None: the block is nobody's, or its header is torn. Raises: OSError."""
+        """The header of a block; None: the block is free, or its header is torn. Raises: OSError."""
         raw = os.pread(self._heads_fd, BLOCK_BYTES, block * BLOCK_BYTES)
         return head_records.decode_header(raw.ljust(BLOCK_BYTES, b"\0"))
 
@@ -310,7 +310,7 @@ class SpoolHome:
                 # The block's room on disk is taken now, so that a full disk hinders no record.
                 os.posix_fallocate(self._heads_fd, block * BLOCK_BYTES, BLOCK_BYTES)
             begin = block * BLOCK_BYTES
-            # The header is written last: without it the block is nobody's.
+            # The header is written last: without it the block is free.
             write_all(self._heads_fd, bytes(BLOCK_BYTES), begin)
             write_all(self._heads_fd, raw, begin)
             if self._free:
@@ -386,7 +386,7 @@ class SpoolHome:
                 raise OSError(
                     self._failure.errno,
                     f"records could not be brought to disk before: {self._failure.strerror}; mend the "
-                    "disk, and start the broker anew",
+                    "disk, and restart the broker",
                     str(self.folder / _HEADS),
                 )
             if not self._is_dirty:
@@ -441,7 +441,7 @@ def free_homes(spool_dir: Path, owner: Owner) -> list[SpoolHome]:
         make_private(base)
         folders = sorted(base.iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        return []  # if there can be none, that is told when a home is made
+        return []  # if there can be none, making a home reports that
     except OSError as err:
         raise SetupError(f"cannot keep spools in {base}: {err}{_ADVICE}") from err
     taken: list[SpoolHome] = []
@@ -527,7 +527,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _said_place(folder: Path) -> str:
-    """Where a home was when its owner said so; empty: nobody said. Raises: OSError, ValueError."""
+    """Where a home was when its owner said so; empty: unknown. Raises: OSError, ValueError."""
     try:
         return read_small(folder / _PLACE).decode().strip()
     except FileNotFoundError:
@@ -564,7 +564,7 @@ def _identity(fd: int) -> str:
 def is_elsewhere(said: str, place: str, *, has_said: bool) -> bool:
     """Whether a home is not where it was made, as far as both are known.
 
-    Births are unknown, and 0, where the system does not tell them. That may change with an update.
+    Births are unknown, and 0, where the system does not report them. That may change with an update.
 
     Args:
         said: where it was made; empty: it does not say.

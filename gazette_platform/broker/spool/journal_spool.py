@@ -15,7 +15,7 @@ Before content is settled or proposed it is *kept*: a record beside the spool sa
 that it survives this process. Content that was kept, and then neither settled nor staged, is taken
 back: the record is corrected.
 
-Long because what is written, kept, staged and settled is one state, of which each step moves an end.
+Long because what is written, kept, staged and settled is one state: each step moves one of its ends.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _TINY_BYTES = 4 << 10
 
 @final
 class Draft:
-    """Content that is being written behind a spool's staged end.
+    """Content that is being written after a spool's staged end.
 
     It does not count until it is committed or staged. To roll it back is to drop the draft.
     """
@@ -199,7 +199,7 @@ class JournalSpool:
     Attributes:
         lock: held by whoever writes, which is our appender or another broker's stream.
         digester: of the open fragment.
-        end: offset behind what is staged; the settled end if nothing is.
+        end: offset after what is staged; the settled end if nothing is.
         registers: as of `end`.
         is_durable: whether content is brought to the disk itself before it counts; only `keep` does so.
     """
@@ -263,7 +263,7 @@ class JournalSpool:
 
     @property
     def settled_end(self) -> int:
-        """Offset behind all that is settled."""
+        """Offset after all that is settled."""
         return self._staged[0].end - self._staged[0].length if self._staged else self.spool.end
 
     @property
@@ -432,7 +432,7 @@ class JournalSpool:
     async def sync(self) -> None:
         """Bring what is settled to the disk itself, and record that. Call `Tenure.sync` afterwards.
 
-        Content that is kept and not settled is left out: it may be taken back, and written anew.
+        Content that is kept and not settled is left out: it may be taken back, and rewritten.
 
         Raises: RpcFailed: the disk is broken.
         Cancellation: safe; no thread works on it any more.
@@ -450,7 +450,7 @@ class JournalSpool:
             file.release()
         async with self._noting:  # the lock of the spool is not ours
             if self.spool is spool and self._tenure is tenure:
-                # More may have been kept during the sync: record that end, not the one of before.
+                # More may have been kept during the sync: record that end, not the former one.
                 self._note(tenure, spool, self._kept, self._kept_registers)
 
     def _note(self, tenure: Tenure, spool: Spool, end: int, registers: LabelSet) -> None:
@@ -479,11 +479,11 @@ class JournalSpool:
         try:
             self._note(tenure, self.spool, self.end, self.registers)
             if self.is_durable:
-                # The record on disk speaks of content that is about to be written anew. This is rare.
+                # The record on disk covers content that is about to be rewritten. This is rare.
                 tenure.sync()
         except (RpcFailed, OSError) as err:
             # Nothing can be appended either while the disk fails. After a crash the content would
-            # count, which is allowed: whoever appended it was told that its outcome is unknown.
+            # count, which is allowed: its outcome was reported as unknown.
             _log.error("%s", err)
 
     async def adopt(self, found: RecoveredTenure) -> None:
@@ -572,7 +572,7 @@ class JournalSpool:
             self.settle()
 
     def forget_drafts(self) -> None:
-        """Go back to what is settled or staged, dropping any draft behind it."""
+        """Go back to what is settled or staged, dropping any draft after it."""
         if not self._staged:
             self.end, self.registers = self.spool.end, self.spool.registers
         self._take_back()

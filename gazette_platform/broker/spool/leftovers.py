@@ -104,8 +104,8 @@ class Leftovers:
         persister: stores what belongs to journals.
         spool_dir: below which content is set aside.
         executor: threads for files.
-        faults: told of what nobody foresaw.
-        count: told how many fragments were set aside.
+        faults: counts unforeseen errors.
+        count: called with how many fragments were set aside.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class Leftovers:
         self._count = count
         self._found: dict[str, list[RecoveredTenure]] = {}
         self._in_use: dict[str, str] = {}  # by journal: the tenure that a replica goes on with
-        # Each for as long as somebody holds it or waits for it.
+        # Each for as long as it is held or awaited.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # What the persister has of each tenure; copies have the same id.
         self._storing: dict[RecoveredTenure, list[CompletedSpool]] = {}
-        self._saved: set[RecoveredTenure] = set()  # what they lack is told, and set aside
+        self._saved: set[RecoveredTenure] = set()  # what they lack is reported, and set aside
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
@@ -265,7 +265,7 @@ class Leftovers:
         """Look once at each tenure, and do what follows.
 
         Args:
-            is_leaving: whether to let go of journals that nobody else holds, since this broker may
+            is_leaving: whether to let go of journals that no other broker holds, since this broker may
                 not come back.
 
         Cancellation: safe.
@@ -284,7 +284,7 @@ class Leftovers:
                 name for name in names if not held.get(name, set()) & kept or self._is_in_part(name)
             ]
 
-        # One whose store is away, or whose spool nobody foresaw, must not hold up the others.
+        # One whose store is away, or whose spool is unforeseen, must not delay the others.
         async def settle(journal: str) -> None:
             what = f"{journal}: looking after what former processes left"
             with self._faults.contained("spool", what):
@@ -349,7 +349,7 @@ class Leftovers:
     ) -> tuple[EpochRecord | None, list[Verdict]]:
         """Decide from all tenures of a journal together. Raises: GazetteError.
 
-        Returns: what etcd records of it, and a verdict for each; none if nobody knows what is to become
+        Returns: what etcd records of it, and a verdict for each; none if it is unknown what is to become
             of them.
         """
         item = self._space.state.items.get(journal)
@@ -357,7 +357,7 @@ class Leftovers:
             return None, []
         record, _ = await read_record(self._etcd, self._prefix, journal)
         if record is None and await self._is_etcd_another(found):
-            return None, []  # this broker is about to end, and the next process can tell
+            return None, []  # this broker is about to end, and the next process can report it
         members = await read_own_members(self._etcd, self._prefix)
         suspend = item.spec.suspend if item is not None and item.spec.is_fully_suspended else None
         verdicts = decide(
@@ -413,9 +413,9 @@ class Leftovers:
         )
 
     async def _save(self, found: RecoveredTenure, *, is_given_up: bool) -> None:
-        """Store what is left of content that nobody else has.
+        """Store what is left of content that no other broker has.
 
-        How much was acknowledged behind that is not known: appends wait for an operator.
+        How much was acknowledged after that is not known: appends wait for an operator.
 
         Raises: GazetteError, OSError: call again.
         """
@@ -476,7 +476,7 @@ class Leftovers:
         return said is None or said.value.decode(errors="replace") not in known
 
     async def _announce(self, found: RecoveredTenure) -> bool:
-        """Have others go on behind what is stored next. Returns: False: somebody else was faster."""
+        """Let others continue after what is stored next. Returns: False: another broker was faster."""
         return await self._let_go(found, announce)
 
     async def _store(self, found: RecoveredTenure, valid_to: int) -> bool:
@@ -532,7 +532,7 @@ class Leftovers:
     async def _let_go(self, found: RecoveredTenure, step: _Step) -> bool:
         """Take a step of letting go in the journal's epoch record.
 
-        Returns: whether the record says so now; False: it changed first, or the tenure is no holder.
+        Returns: whether the record says so now; False: it changed first, or the tenure is not a holder.
         """
         tenure = found.tenure
         record, mod_revision = await read_record(self._etcd, self._prefix, tenure.journal)
@@ -582,7 +582,7 @@ class Leftovers:
     def _aside(
         self, found: RecoveredTenure, paths: list[Path], spans: list[tuple[int, int]], why: str
     ) -> None:
-        """Set files aside, and tell it in one line, however many they are. Raises: OSError: call again."""
+        """Set files aside, and log it in one line, however many they are. Raises: OSError: call again."""
         told = [
             set_aside(self._spool_dir, found, path, begin=begin, end=end, why=why)
             for path, (begin, end) in zip(paths, spans, strict=True)

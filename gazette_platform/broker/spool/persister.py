@@ -106,11 +106,11 @@ class Persister:
             lister: lists what stores hold of a journal.
             spec_of: the current spec of the journal with this name and revision of creation; None:
                 it is deleted, even if another journal has its name by now.
-            on_persisted: told of each fragment that is in a store now, with `backing_store`,
+            on_persisted: called with each fragment that is in a store now, with `backing_store`,
                 `mod_time` and `path_postfix` set.
-            clock: tells the time of storing.
+            clock: gives the time of storing.
             tasks: owns the work in the background.
-            faults: told of unforeseen errors, each of which concerns one fragment only.
+            faults: counts unforeseen errors; each concerns one fragment only.
             executor: threads for compression.
             directory: that of spools, for compressed files. These need not survive the process.
             sleep: waits a number of seconds.
@@ -158,7 +158,7 @@ class Persister:
         return {spool.fragment.journal for spool in self._waiting()}
 
     def add(self, spool: CompletedSpool, index: Index | None = None) -> None:
-        """Take over a completed spool. It is closed once it is persisted, or nobody wants it any more.
+        """Take over a completed spool. It is closed once it is persisted, or no longer wanted.
 
         Args:
             index: that of its journal; None: there is none that listings are taken into.
@@ -362,7 +362,7 @@ class Persister:
                 await self._persist_by(spec, spool)
 
     def _spec_for(self, spool: CompletedSpool) -> JournalSpec | None:
-        """The spec to persist by; None: nobody wants the fragment."""
+        """The spec to persist by; None: the fragment is not wanted."""
         spec = self._spec_of(spool.fragment.journal, spool.create_revision)
         if spec is None:
             _log.info("fragment %s dropped: no such journal", spool.fragment.content_path)
@@ -395,7 +395,7 @@ class Persister:
             return
 
     def _postfix(self, spool: CompletedSpool, spec: JournalSpec) -> str:
-        """The postfix that the current spec gives. Raises: ValidationError: it is no valid path."""
+        """The postfix that the current spec gives. Raises: ValidationError: it is not a valid path."""
         try:
             postfix = _template(spec.fragment.path_postfix_template).evaluate(
                 spool.fragment, spool.first_append_time, spool.registers, spec
@@ -405,7 +405,7 @@ class Persister:
         except ValidationError as err:
             if not self._is_exiting:
                 raise
-            # Better in the wrong directory than lost. The name still tells what it holds.
+            # Better in the wrong directory than lost. The name still says what it holds.
             _log.warning("%s persists without postfix: %s", spool.fragment.content_path, err)
             return ""
         return postfix

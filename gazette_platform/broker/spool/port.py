@@ -1,4 +1,4 @@
-"""What the parts of a journal ask and tell the replica that they belong to."""
+"""The interface between the parts of a journal and the replica that they belong to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JournalPort(Protocol):
     # ------------------------------------------------------------------------ as etcd has it
     @property
     def revision(self) -> int:
-        """Of etcd, as of which all else here is; the health and fragments of stores need no new one."""
+        """Of etcd, for all else here; the health and fragments of stores need no new one."""
         ...
 
     @property
@@ -93,7 +93,7 @@ class JournalPort(Protocol):
     def is_claimed(self, holders: frozenset[Holder] | None) -> bool:
         """Whether etcd says what `claim` would write: the current route, and that these hold it.
 
-        A route alone does not tell: a broker of it may have begun to hold the journal anew since.
+        A route alone does not show it: a broker of it may hold the journal again since.
         """
         ...
 
@@ -128,7 +128,7 @@ class JournalPort(Protocol):
         """Begin a Replicate stream to a peer. Raises: RpcFailed: it has no endpoint."""
         ...
 
-    # ---------------------------------------------------------------------------- it is told
+    # -------------------------------------------------------------------------- -- events
     def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
         """The spool has `length` more bytes, of so many appends: publish them to readers."""
         ...

@@ -1,9 +1,9 @@
 """Finds the spools that a process which has ended left, and says how much of them can be believed.
 
-As long as the machine runs, all that a process wrote is there, however the process ended. After a power
+As long as the machine runs, all that a process wrote exists, however the process ended. After a power
 failure only content counts that was synced, or that a digest proves. A torn record does not count, and
-content behind the end of a record was never committed. A file that single others are missing beside is
-kept: what it is, and what is missing, is told.
+content after the end of a record was never committed. A file that single others are missing beside is
+kept: the log says what it is, and what is missing.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RecoveredFragment:
             sha: Digest = hashlib.sha1(usedforsecurity=False)
             _hash(self.file.fd, sha, stored.begin - begin, stored.end - begin)
             return sha.digest() != stored.sum
-        return begin < stored.begin or stored.end < end  # only the store could tell
+        return begin < stored.begin or stored.end < end  # only the store could say
 
     def fragment(self, journal: str) -> Fragment:
         """Its span and sum."""
@@ -89,7 +89,7 @@ class RecoveredFragment:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A file of which more was recorded than can be believed."""
+    """A file with more recorded content than can be believed."""
 
     path: Path
     begin: int
@@ -124,7 +124,7 @@ class RecoveredTenure:
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """Spans below `end`, behind the first content, that are not here: a store has them, or they are lost."""
+        """Spans below `end`, after the first content, that are not here: a store has them, or they are lost."""
         joints = [(one.state.begin, one.state.end) for one in self.fragments]
         joints += [(one.begin, one.end) for one in self.torn if one.end > 0]
         joints = [*sorted(joints), (self.end, self.end)] if joints else []
@@ -155,9 +155,9 @@ def recover(home: SpoolHome) -> list[RecoveredTenure]:
         one = _recover(home, block, header, by_tenure.pop(header.tenure, []))
         if one is not None:
             found.append(one)
-    if by_tenure:  # told once: there may be any number of them
+    if by_tenure:  # reported once: there may be any number of them
         paths = [path for paths in by_tenure.values() for path in paths]
-        what = "%d files stay, since nothing says of which journals they are, such as %s"
+        what = "%d files stay, since their journals are unknown, such as %s"
         _log.error(what, len(paths), min(paths))
     if home.syncs_names:
         home.sync_all()  # a former process may have left that to the kernel
@@ -182,7 +182,7 @@ def _recover(
         was_durable=any(record.state.is_durable for record in records if record is not None),
     )
     if latest is None and not paths:
-        tenure.leave()  # nobody was told of it
+        tenure.leave()  # it was reported to no one
         return None
     found = RecoveredTenure(
         tenure,
@@ -203,7 +203,7 @@ def _recover(
         if is_torn:
             # The end of a process tears no record: as long as the machine runs, a write within a slot
             # is either there or not. So the disk is damaged, and maybe the newer record is lost, of
-            # which somebody was told.
+            # which was reported.
             _log.error("%s: a record of its end is torn, maybe the last one", header.journal)
             found.is_whole = found.is_end_known = False
     elif states:
@@ -225,7 +225,7 @@ def _recover(
         elif path.with_suffix(".gone").exists() or not _has_content(path):
             remove_fragment(path)
         elif is_draft and not path.with_suffix(".sealed").exists():
-            # Nobody leaves that behind: the record is made before the content, and removed after it.
+            # No process leaves that: the record is made before the content, and removed after it.
             orphans.append(_orphan(path, ordinal, states, found.end))
         elif is_draft:
             remove_fragment(path)
@@ -366,7 +366,7 @@ def _believe(fd: int, state: FragmentState, *, is_kept: bool) -> tuple[int, Dige
         _hash(fd, sha, 0, proved_to - begin)
         if proved_to == begin or sha.digest() == state.digest:
             _hash(fd, sha, proved_to - begin, to - begin)
-            left = f"nothing proves its content from {to} on, since the machine was started anew"
+            left = f"nothing proves its content from {to} on, since the machine was restarted"
             return to, sha, left if to < state.end else ""
         why = "its digest differs"
     sha = hashlib.sha1(usedforsecurity=False)

@@ -222,9 +222,9 @@ class Spool:
         return Fragment(self.journal, self.begin, to, total, self.codec)
 
     def write(self, chunks: Iterable[bytes | memoryview], at: int) -> int:
-        """Write chunks at journal offset `at`, behind what is committed.
+        """Write chunks at journal offset `at`, after what is committed.
 
-        Returns: the offset behind the last byte, ready to be committed.
+        Returns: the offset after the last byte, ready to be committed.
         Raises: OSError: the disk is full or broken; nothing is committed, and the write may be repeated.
         """
         file = self._file
@@ -232,7 +232,7 @@ class Spool:
             file = self._file = self._begin_file()
         fd, base = file.fd, self.begin
         if at <= self.synced_to:
-            # What was synced there is written anew, and so is all that could not be synced.
+            # What was synced there is rewritten, and so is all that could not be synced.
             self.synced_to, self.is_doubtful = at, False
         for chunk in chunks:
             view = memoryview(chunk)
@@ -303,7 +303,7 @@ class Spool:
         """Bring the content below an offset to the disk itself. For a thread.
 
         Raises: OSError: this attempt failed, or one before. The kernel reports a failure once, and takes
-            what it could not write for written. So the content has to be written anew.
+            what it could not write for written. So the content has to be rewritten.
         """
         file, proof = self._file, self._proved
         if file is None or self.synced_to >= to:
@@ -331,7 +331,7 @@ class Spool:
             digest: SHA-1 of all content up to `end`, made from a `digest_copy`; None: it was not made.
         """
         # Moving `end` is all that publishing is. Readers never look beyond it, so a crash between write and commit
-        # leaves bytes that nobody was told of.
+        # leaves bytes that were reported to no one.
         if end > self.end and self.first_append_at is None:
             self.first_append_at = now
         self.end = end
@@ -390,7 +390,7 @@ class Spool:
         self._compressed.step(file.fd, content_to)
 
     def stop_compressing(self) -> None:
-        """Drop the compressed form for good: whoever persists the fragment makes it anew."""
+        """Drop the compressed form for good: the persister makes it again."""
         self._may_compress = False
         if self._compressed is not None:
             self._compressed.file.release()
@@ -410,7 +410,7 @@ class Spool:
             with contextlib.suppress(OSError):  # the store gets it all the same
                 self.sync(self.end)
                 self.note_less(self._tenure)  # the sealed record was written before
-        # A store may take over the file, so bytes that were rolled back behind the end are cut off.
+        # A store may take over the file, so bytes that were rolled back after the end are cut off.
         if os.fstat(self._file.fd).st_size != self.content_length and not self._is_set_aside:
             with contextlib.suppress(OSError):  # sealed by a former process: a store copies it
                 os.ftruncate(self._file.fd, self.content_length)
@@ -437,7 +437,7 @@ class Spool:
         self.discard()
 
     def discard(self) -> None:
-        """Drop the files of a spool whose content nobody needs."""
+        """Drop the files of a spool whose content is not needed."""
         for file in (self._file, self._compressed.file if self._compressed else None):
             if file is not None:
                 file.release()

@@ -123,7 +123,7 @@ class Tenure:
         self._last = b""  # the latest record
         self._tail = b""  # its registers, if it has only their CRC
         self._slot_ordinal = 0  # number of the file that the latest record is of
-        self._owed = 0  # number of that file once nobody holds it; 0: it is held, or none
+        self._owed = 0  # number of that file once it is not held; 0: it is held, or none
         self._synced = 0  # number of a record that is on disk
         self._promises = 0  # slots in which a former process may have said that it is durable
 
@@ -272,7 +272,7 @@ class Tenure:
         return file
 
     def record(self, ordinal: int, state: FragmentState) -> None:
-        """Record what is committed, before anybody is told of it.
+        """Record what is committed, before it is reported.
 
         Args:
             ordinal: number of the open fragment's file; 0: the fragment is empty.
@@ -352,7 +352,7 @@ class Tenure:
     def _seal(self, file: SpoolFile, record: bytes) -> None:
         path, flags = self.path(file.ordinal, "sealed"), os.O_WRONLY | os.O_CLOEXEC
         is_there = path.exists()
-        if not is_there:  # it was made ahead, and somebody has removed it
+        if not is_there:  # it was made ahead, and another process has removed it
             self._home.check_place()
         fd = os.open(path, flags if is_there else flags | os.O_CREAT, _FILE_MODE)
         try:
@@ -379,7 +379,7 @@ class Tenure:
         self._synced = number
 
     def forget(self, file: SpoolFile) -> None:
-        """Remove the names of a file that nobody holds any more. For a thread."""
+        """Remove the names of a file that is no longer held. For a thread."""
         # While the latest record is of this file, a crash would find a record without its content, which looks like
         # a loss. So its names stay until a record of the next fragment is written.
         with self._mutex:

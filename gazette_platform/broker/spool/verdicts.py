@@ -5,7 +5,7 @@ counts; the order of folders, their age, and how they came there do not.
 
     of the tenure                                              verdict
     ---------------------------------------------------------  ------------------------------------------
-    older than etcd's data, and nobody took appends since       WAIT
+    older than etcd's data, and no broker took appends since    WAIT
     else not a holder (see `epochs.standing`)                   YIELD up to the end of its last epoch; of
                                                                 a copied home nothing
     a holder, in a copied home                                  SAVE if an operator gives up what is lost,
@@ -15,7 +15,7 @@ counts; the order of folders, their age, and how they came there do not.
     a holder, and a replica here goes on with it                WAIT
     a holder, and another copy of it ends further               WAIT until that one is settled
     the only holder in etcd that is not whole, or a copy of
-    it went nobody knows how far                                SAVE
+    it went, to an unknown end                                  SAVE
     one of several, but how far a copy of it went is not known  WAIT
     a holder that is not whole, one of several in etcd          SAVE if an operator gives up what is lost,
                                                                 and no other here is whole; else WAIT
@@ -59,7 +59,7 @@ class Evidence:
     end: int
     """Journal offset up to which its record says that content counts."""
     is_whole: bool
-    """Whether `end` covers all that was acknowledged, and all content that it needs is there."""
+    """Whether `end` covers all that was acknowledged, and all content that it needs exists."""
     is_end_known: bool = True
     """Whether it never went further than `end`."""
     begin: int = 0
@@ -69,7 +69,7 @@ class Evidence:
     is_copied: bool = False
     """Whether it is in a copied home."""
     is_doubled: bool = False
-    """Whether another broker that is alive has the same home: the copy of a whole disk tells of neither."""
+    """Whether another broker that is alive has the same home: the copy of a whole disk shows neither."""
 
 
 class Todo(Enum):
@@ -116,7 +116,7 @@ def decide(
         in_use: ids of tenures that replicas of this broker go on with.
         suspended_at: where the journal goes on, if it is fully suspended; None: it is not.
         is_leaving: whether this broker may not come back.
-        is_given_up: whether an operator has the journal go on without what no holder can prove.
+        is_given_up: whether an operator lets the journal continue without what no holder can prove.
 
     Returns: a verdict for each of `found`.
     """
@@ -131,7 +131,7 @@ def decide(
         if one.is_older_than_etcd and is_new:
             verdicts.append(_WAIT)
         elif not stands.is_holder:
-            # Up to the end of its last epoch the content was part of the journal, whoever holds it now. Behind that
+            # Up to the end of its last epoch the content was part of the journal, whoever holds it now. After that
             # another broker may have given the same offsets to other bytes.
             verdicts.append(Verdict(Todo.YIELD, 0 if one.is_copied else stands.valid_to))
         elif one.is_doubled:
@@ -163,7 +163,7 @@ def heir(
     Returns: its place in `found`; None: none of them.
     """
     # Whole ones only. A holder that cannot prove all that was acknowledged would continue below an end that a
-    # client was told of, and the offsets in between would be given out twice.
+    # client knows, and the offsets in between would be given out twice.
     heirs = [
         number
         for number, one in enumerate(found)
@@ -177,7 +177,7 @@ def heir(
 
 
 def continuation(found: Sequence[Evidence], *, stored_end: int) -> int | None:
-    """Which of `found` a journal goes on with that nobody has taken appends of since etcd lost its data.
+    """Which of `found` a journal continues with that had no appends since etcd lost its data.
 
     Args:
         found: all tenures of the journal.

@@ -76,7 +76,7 @@ def _iso(text: str) -> int:
         # A time without offset is UTC, as all that commands print; not that of this machine.
         return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError) as err:
-        raise ValidationError(f"{text!a} is no time ({_EXPECTED})") from err
+        raise ValidationError(f"{text!a} is not a time ({_EXPECTED})") from err
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -139,7 +139,7 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
     try:
         return offers(asyncio.run(ask()), incomplete)
     except (GazetteError, OSError, TimeoutError, KeyError):
-        return []  # nothing to offer is no error: the command itself tells what is wrong
+        return []  # an empty completion is not an error: the command itself reports the fault
 
 
 def complete_tables(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -165,7 +165,7 @@ def _hush(_note: str) -> None:
 def _specs(ctx: typer.Context) -> Mapping[str, TableSpec]:
     try:
         from gazette_platform.lake.settings import LakeSettings  # noqa: PLC0415  completion only
-        from gazette_platform.lake.spec_folder import read_spec_folder  # noqa: PLC0415  as well
+        from gazette_platform.lake.spec.folder import read_spec_folder  # noqa: PLC0415  as well
 
         environment = platforms.complete(os.environ, say=_hush)
         folder = ctx.params.get("tables") or LakeSettings.from_environment(environment).tables
@@ -206,7 +206,7 @@ class Selection:
     text: str
     """As the user wrote it, for errors."""
     names: tuple[str, ...] = ()
-    """Journals that have to be there, each."""
+    """Journals that have to exist, each."""
 
     @classmethod
     def of(
@@ -266,7 +266,7 @@ def parse_selector(text: str) -> LabelSelector:
 
 
 def no_match(selector: str) -> ValidationError:
-    """The error of a command of which no journal matches the selector."""
+    """The error of a command whose selector matches no journal."""
     # Who writes a name alone asks for a label of that name.
     is_name = "/" in selector and not set(selector) & set("=, !()")
     hint = f"a journal is selected by its name as -l name={selector}; " if is_name else ""

@@ -91,7 +91,7 @@ def noun(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connection:
-    """The brokers to talk to, as options told."""
+    """The brokers to call, by the options."""
 
     client: ClientConfig
     has_route_cache: bool
@@ -238,7 +238,7 @@ def config_of(
     cache_size: int,
     cache_ttl: str,
 ) -> ClientConfig:
-    """The config that the options of a group told, which is ``broker`` or ``consumer``.
+    """Return the config from the options of a group, which is ``broker`` or ``consumer``.
 
     Raises: ValidationError: names the option.
     """
@@ -309,7 +309,7 @@ def connected(
     *,
     file_root: Path | None = None,
 ) -> T:
-    """Run `work` with a client of the brokers that options told, on an event loop of its own."""
+    """Run `work` with a client of the brokers in the options, on an event loop of its own."""
     config: ClientConfig = ctx.find_object(Connection).client  # type: ignore[union-attr]
     if file_root is not None:
         if not file_root.is_dir():

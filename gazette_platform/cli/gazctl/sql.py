@@ -50,7 +50,7 @@ def _sql(
         bool,
         typer.Option(
             "--explain",
-            help="Tell on stderr up to which offsets journals were read, and what had to be fetched.",
+            help="Report on stderr up to which offsets journals were read, and what had to be fetched.",
         ),
     ] = False,
     save: Annotated[
@@ -72,7 +72,7 @@ def _sql(
     Other tables are those of the folder of table specs; no server but brokers is needed. A query sees each
     journal up to its write head when it began, and reads only the Hive partitions that it may need.
     `"orders$offsets"` is the table orders with the journal, offset and file of each row.
-    Typed tables are there as well, by their names: rows that runs have published and those that the next run would make,
+    Typed tables can be queried as well, by their names: rows that runs have published and those that the next run would make,
     each message once. They need the catalog that these are in.
 
     The folder, the brokers and where fragments lie are those of the platform that runs (`gazette up`). Options win over
@@ -105,7 +105,7 @@ def sql(ctx: typer.Context, **options: Any) -> None:
 
 
 def _with_options_of_connection() -> None:
-    """Give `sql` the options of both: groups take those of the connection, and this is no group."""
+    """Give `sql` the options of both: groups take those of the connection, and this is not a group."""
     own = inspect.signature(_sql, eval_str=True)
     common = inspect.signature(connection.connect, eval_str=True)
     merged = [*own.parameters.values()]

@@ -21,7 +21,7 @@ from gazette_platform.cli.gazctl.connection import Connection
 from gazette_platform.cli.output import note, print_table, writing
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.local_sql import LocalSql, QueryResult, connect
+from gazette_platform.lake.engines.duckdb import LocalSql, QueryResult, connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.ops.extras import required
 from gazette_platform.ops.text import counted
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _NULL = "NULL"
 _JOIN_S = 0.1
-# DuckDB looks for an interrupt between pieces of work, of which some take very long.
+# DuckDB looks for an interrupt between pieces of work, and some take very long.
 _INTERRUPT_S = 2.0
 
 
@@ -51,7 +51,7 @@ def run(
     Raises: as `connect`, `LocalSql.execute` and `SavedSpec`. ValidationError: the output makes no sense.
     """
     if output_format == "parquet" and to is None:
-        raise ValidationError("names the file that parquet goes to: give it", path="--to")
+        raise ValidationError("give the file to write: -o parquet needs one", path="--to")
     if to is not None and output_format == "table":
         raise ValidationError("goes with -o json, csv or parquet", path="--to")
     settings = LakeSettings.from_environment(os.environ)
@@ -149,7 +149,7 @@ def _require_distinct(columns: list[str], output_format: str) -> None:
     for index, name in enumerate(columns):
         if name in columns[:index]:
             raise ValidationError(
-                f"two columns of the query are called {name!r}, which {output_format} cannot tell "
+                f"two columns of the query are called {name!r}, which {output_format}cannot keep "
                 "apart: name one otherwise (AS), or use -o csv"
             )
 
@@ -241,7 +241,7 @@ def _replaced(to: Path) -> Iterator[Path]:
 
 def _json(result: QueryResult, out: TextIO) -> int:
     columns, count = result.columns, 0
-    for count, row in enumerate(result, 1):  # noqa: B007  the last one tells how many
+    for count, row in enumerate(result, 1):  # noqa: B007  the last one shows how many
         out.write(_json_of(dict(zip(columns, row, strict=True))) + "\n")
     return count
 
@@ -327,7 +327,9 @@ def _tell(sql: LocalSql, *, explain: bool) -> None:
                     f"(`gazctl lake quarantine {name} --list` says why)"
                 )
             for begin, end in journal.gaps:
-                note(f"{name}: nobody holds bytes [{begin}, {end}) of {journal.journal} now")
+                note(
+                    f"{name}: no broker or store holds bytes [{begin}, {end}) of {journal.journal} now"
+                )
         missing = sum(scan.bytes_missing for scan in scans)
         if missing:
             note(f"{name}: {missing} bytes were not there any more when they were read")

@@ -23,19 +23,18 @@ from rich.table import Table
 from gazette_platform.cli.gazette.root import remember
 from gazette_platform.client import AsyncClient, ClientConfig, lines
 from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.lake.engines.spark import running_session
+from gazette_platform.lake.engines.trino import TrinoSession, load_sql, sql_folder
 from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.lake.spark import running_session
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
-from gazette_platform.lake.sql import load_sql, sql_folder
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.platform import tools
 from gazette_platform.platform.board import Board, address_table
 from gazette_platform.platform.control import start_detached, stop_platform
-from gazette_platform.platform.flights import FLIGHTS, journal_of, load_flights
-from gazette_platform.platform.layout import PlatformDir
+from gazette_platform.platform.flights import FLIGHTS, Flight, journal_of, load_flights
+from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.platform.platform import PlatformOptions, environment_of, install_tools
 from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from gazette_platform.platform.flights import Flight
-    from gazette_platform.platform.layout import Endpoints
 
 # Flights that are handed to the writer at a time; it makes appends of them as fast as they commit.
 _GROUP = 500
@@ -162,7 +159,7 @@ class _Demo:
         self._settings = LakeSettings.from_environment(os.environ)
         self._trino = TrinoSession(endpoints.trino)
         self._report = Report()
-        self._last_error = ""  # told if what is waited for does not come
+        self._last_error = ""  # shown if the wait times out
 
     def run(self, data: Path) -> Report:
         """All steps in order. Raises: GazetteError: a step failed."""
@@ -304,7 +301,7 @@ class _Demo:
         return {name: (int(count), int(flights or 0)) for name, count, flights in rows}
 
     def _await_typed(self) -> None:
-        """Wait until the typed table has every flight, and check that each is there once."""
+        """Wait until the typed table has every flight, each exactly once."""
         # Elsewhere than rollups, if GAZETTE_ICEBERG_CATALOG says so.
         catalog_name = self._settings.trino_catalogs.typed
         count = f'SELECT count(*) FROM "{catalog_name}".{_TYPED}'  # noqa: S608  names of ours

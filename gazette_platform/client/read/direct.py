@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 from urllib.parse import unquote, urlsplit
 
+from gazette_platform.client.read.plan import choose_next
 from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.errors import GazetteError, ObjectNotFound, StoreError, StoreUnavailable
 from gazette_platform.ops.tasks import TaskGroup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from gazette_platform.client.results import FragmentListing
     from gazette_platform.protocol import Fragment
@@ -32,7 +33,7 @@ _STALL_TIMEOUT_S = 60.0
 def fragment_file(url: str, file_root: Path | None) -> Path | None:
     """The local file of a ``file://`` fragment URL; None for other schemes.
 
-    Raises: StoreError: it would not lie below the root, or is no URL.
+    Raises: StoreError: it would not lie below the root, or is not a URL.
 
     >>> fragment_file("file:///a/b%20c", Path("/data"))
     PosixPath('/data/a/b c')
@@ -97,7 +98,7 @@ def stream_of(
 
 
 def _shown(url: str) -> str:
-    """A URL for people: behind its `?` is what lets anyone fetch the object for as long as it is signed."""
+    """A URL for people, without the part after `?`, which lets anyone fetch the object for as long as it is signed."""
     return url.partition("?")[0]
 
 
@@ -129,22 +130,6 @@ _log = logging.getLogger(__name__)
 
 URL_TTL_S: Final = 3600.0
 """Seconds that URLs are asked to be good for. A listing that is half as old is not used any more."""
-
-
-def choose_next(listed: Iterable[FragmentListing], offset: int) -> FragmentListing | None:
-    """The stored fragment to read at `offset`: of those that hold it, the one that ends last.
-
-    Args:
-        listed: in any order; they may overlap, as after a fail-over.
-    """
-    best: FragmentListing | None = None
-    for listing in listed:
-        fragment = listing.fragment
-        if not (listing.is_persisted and fragment.begin <= offset < fragment.end):
-            continue
-        if best is None or fragment.end > best.fragment.end:
-            best = listing
-    return best
 
 
 @final

@@ -71,7 +71,7 @@ class ReadOptions:
     direct: bool = False
     """Fetch persisted fragments from their store, past the brokers, where it can be reached."""
     on_jump: Literal["raise", "continue"] = "raise"
-    """What to do when content at the offset is gone: raise `OffsetJump`, or read on behind it."""
+    """What to do when content at the offset is gone: raise `OffsetJump`, or read on after it."""
     min_revision: int = 0
     """Revision of etcd that the broker must know first, as `apply` returned it; 0: any."""
     from_savepoint: str = ""
@@ -108,7 +108,7 @@ class Reader(Aclosing):
 
     Attributes:
         offset: of the journal, of the next byte to come; -1 until the head is known.
-        write_head: end of the journal as last told.
+        write_head: end of the journal, by the latest answer.
         fragment: the one being read, if any.
         fragment_url: where it is stored, if it is.
     """
@@ -178,7 +178,7 @@ class Reader(Aclosing):
     def seek(self, offset: int) -> None:
         """Go to another offset. What `read` has buffered is used on, if it holds it.
 
-        Else the read begins anew there; so it does after it has ended, but not after `aclose`.
+        Else the read restarts there; so it does after it has ended, but not after `aclose`.
 
         Raises: ValidationError: the offset is negative, or behind `end_offset`.
         """
@@ -333,8 +333,8 @@ class Reader(Aclosing):
         """Look which journal it is.
 
         Args:
-            revision: of etcd, that brokers knew who told what is looked after: a journal may be made again between a
-                look and what comes behind it, and between that and a look that knows less.
+            revision: of etcd, that the answering brokers knew: a journal may be made again between a
+                look and what follows, and between that and a look that knows less.
 
         Raises: JournalReplaced. TransportError: the broker that was asked lags behind.
         """
@@ -396,7 +396,7 @@ class Reader(Aclosing):
     def _move(self, offset: int) -> None:
         """Go to the offset that a broker answers with.
 
-        Raises: DataError: it goes back. OffsetJump: it goes ahead, and nobody asked for the head.
+        Raises: DataError: it goes back. OffsetJump: it goes ahead, and the head was not asked for.
         """
         at, self.offset = self.offset, offset
         if at < 0:
@@ -410,7 +410,7 @@ class Reader(Aclosing):
         if self._options.on_jump == "raise":
             raise OffsetJump(self.journal, at, offset)
         if self._options.begin_mod_time:
-            # That is what was asked for, as a rule, and nobody tells it from what was pruned.
+            # Usually that was asked for; it looks the same as a prune.
             _log.info("%s: content from offset %d to %d is skipped", self.journal, at, offset)
         else:
             _log.warning("%s: content from offset %d to %d is gone", self.journal, at, offset)
@@ -503,7 +503,7 @@ class Reader(Aclosing):
             self._close_store()
         self.offset += len(piece)
         self._transport.counts.read_fragment(current.fragment, len(piece))
-        # Fragments ahead are asked for anew, and may end behind the head that was told with the first.
+        # Fragments ahead are requested again, and may end after the head that came with the first.
         self.write_head = max(self.write_head, self.offset)
         return piece
 
@@ -515,7 +515,7 @@ class Reader(Aclosing):
         if not self._has_read_direct or self._store_failures >= _STORE_FAILURES_MAX:
             self._is_direct = False
         which = f"up to {self._served_to} " if self._is_direct else ""
-        # Of a store on the disk of brokers, nobody has said that it is here, too.
+        # A store on the disk of brokers may not be mounted here.
         is_expected = self._transport.config.file_root is None and store.current.is_file
         level = logging.INFO if is_expected else logging.WARNING
         _log.log(level, "reading %s %sthrough brokers: %s", self.journal, which, err)

@@ -32,7 +32,7 @@ class PieceReader(Protocol):
 
 
 def split_lines(content: bytes) -> tuple[list[bytes], bytes]:
-    r"""Whole lines of `content` without their newlines, and what is left behind the last newline.
+    r"""Whole lines of `content` without their newlines, and the rest after the last newline.
 
     >>> split_lines(b"a\nbc\nd")
     ([b'a', b'bc'], b'd')
@@ -81,7 +81,7 @@ class LineReader:
                     raise
                 raise DataError(
                     f"{self._reader.journal}: unexpected EOF: the content ends within a line, "
-                    f"{self._held_bytes} bytes behind offset {self.offset}"
+                    f"{self._held_bytes} bytes after offset {self.offset}"
                 ) from None
             begin = self._reader.offset - len(piece)
             if begin != self.offset + self._held_bytes:
@@ -107,7 +107,7 @@ class LineReader:
         self._held_bytes += len(piece)
         if self._held_bytes > self._line_bytes_max:
             raise Desynchronized(
-                f"{self._reader.journal}: no newline within {self._held_bytes} bytes behind offset "
+                f"{self._reader.journal}: no newline within {self._held_bytes} bytes after offset "
                 f"{self.offset} (is the journal made of lines?)"
             )
 
@@ -126,7 +126,7 @@ class JsonReader:
 
     @property
     def offset(self) -> int:
-        """Offset behind the last value returned."""
+        """Offset after the last value returned."""
         return self._lines.offset
 
     def __aiter__(self) -> Self:
@@ -142,12 +142,12 @@ class JsonReader:
 
 
 def parse_json_lines(batch: list[bytes], journal: str, end: int) -> list[Any]:
-    """Values of `batch`; `end` is the offset behind its last line, for the error's text."""
+    """Values of `batch`; `end` is the offset after its last line, for the error's text."""
     # Line by line, which is as fast as all at once: no two lines make up a value together.
     values: list[Any] = []
     try:
         for line in batch:
-            values.append(orjson.loads(line))  # noqa: PERF401  how many there are tells who failed
+            values.append(orjson.loads(line))  # noqa: PERF401  their number identifies the one that failed
     except orjson.JSONDecodeError as err:
         index = len(values)
         at = end - sum(len(rest) + 1 for rest in batch[index:])

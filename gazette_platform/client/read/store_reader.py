@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, final
 
 from gazette_platform.client.read.direct import DirectRead
-from gazette_platform.client.read.store_plan import POLL_S_MIN, StorePlan, next_poll_s
+from gazette_platform.client.read.plan import POLL_S_MIN, StorePlan, next_poll_s
 from gazette_platform.client.read_ahead import READ_AHEAD_BYTES_MAX, FragmentStream, ReadAhead
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import JournalReplaced, OffsetJump, StoreError, ValidationError
@@ -56,9 +56,9 @@ def read_store(
         block: whether to wait for fragments that are stored later, by listing the store again: after
             1 s, and more and more seldom, up to a minute, while there is nothing new.
         end_offset: where to end; 0: nowhere.
-        on_jump: what to do about content that is gone: raise `OffsetJump`, or read on behind it.
+        on_jump: what to do about content that is gone: raise `OffsetJump`, or read on after it.
         after: path of the fragment that holds the byte before `offset`, as `fragment.content_path` of the reader said that
-            was there before. With it a journal that was deleted and made again since is refused.
+            existed before. With it a journal that was deleted and made again since is refused.
         file_root: what ``file`` URLs are rooted at; default: the root of the file system.
 
     Raises: ValidationError: the URL or name is wrong. StoreError: the scheme cannot be served here.
@@ -78,7 +78,7 @@ def read_store(
 
 
 def _fragment_before(journal: str, offset: int, path: str) -> Fragment:
-    """Raises: ValidationError: it is no fragment of the journal, or one that is not in front of the offset."""
+    """Raises: ValidationError: it is not a fragment of the journal, or one that is not in front of the offset."""
     try:
         name = strip_meta(journal)
         found = parse_fragment_path(name, path.removeprefix(f"{name}/"))
@@ -93,11 +93,11 @@ def _fragment_before(journal: str, offset: int, path: str) -> Fragment:
 class StoreReader:
     """Content of a journal's stored fragments: an async iterator of pieces, as a `Reader` is.
 
-    What brokers have not stored yet is not seen, so it lags behind them by up to a fragment, or the
+    What brokers have not stored yet is not seen, so it lags by up to a fragment, or the
     journal's flush interval. Fragments are fetched ahead, and checked, as in direct reads. Close it,
     or use it as a context manager.
 
-    A store says nothing of create revisions. So whether the journal is the one that was read is told by its content: if the
+    A store says nothing of create revisions. So its content decides whether the journal is the one that was read: if the
     fragment that was read last is not listed any more, those that hold its bytes must have the same digest.
 
     Attributes:
@@ -188,7 +188,7 @@ class StoreReader:
         return piece
 
     async def _begin(self) -> None:
-        """Begin to read at the offset, once it is stored; end, where nobody waits for that."""
+        """Begin to read at the offset, once it is stored; end, if the caller does not wait for that."""
         place = self._plan and self._plan.place(self.offset, self._clock.now().timestamp())
         if place is None:
             is_first, before = self._plan is None, self.write_head
@@ -243,7 +243,7 @@ class StoreReader:
             try:
                 fragment = parse_fragment_path(name, stored.path)
             except ValidationError as err:
-                _log.warning("%s in %s is no fragment: %s", stored.path, self._store.url, err)
+                _log.warning("%s in %s is not a fragment: %s", stored.path, self._store.url, err)
                 continue
             end = max(end, fragment.end)
             is_known = is_known or fragment.content_name == (

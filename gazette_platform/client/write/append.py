@@ -1,7 +1,7 @@
 """Append content as one atomic span: one RPC, retried until it is clear that it cannot succeed.
 
 At-least-once: if a broker does not answer, the content is sent again and may be in the journal twice.
-An append that names its `offset` is there once or not at all: `settle` reads the journal to find out
+An append that names its `offset` happens once or not at all: `settle` reads the journal to find out
 what an unanswered attempt did.
 """
 
@@ -237,8 +237,8 @@ async def append(
 ) -> AppendResult:
     """Append `content` to `journal` as one atomic span.
 
-    At-least-once: if the answer of an attempt is lost, another one is made, and the content may then
-    be there twice. With an `offset` it is there once or not at all.
+    At-least-once: if the answer of an attempt is lost, the client makes another one, and the content
+    may be duplicated. With an `offset` it is appended once or not at all.
 
     Args:
         transport: reaches the brokers.
@@ -279,7 +279,7 @@ async def append(
                 await patience.wait(err)
             except StatusError as refusal:
                 # WRONG_APPEND_OFFSET after an unanswered attempt is mostly our own success: the attempt
-                # moved the head. Only the content at that offset can tell.
+                # moved the head. Only the content at that offset shows it.
                 if doubt is None or response is None or content.is_empty:
                     raise
                 return await settle(
@@ -339,7 +339,7 @@ class _Attempt:
     async def run(self, wire: Wire, request: bytes) -> pb.AppendResponse:
         """Raises: TransportError; DataError: the answer is malformed; what the content raises."""
         metadata = self._transport.auth.metadata(Capability.APPEND, self._journal)
-        # Of one message nobody tells whether it was sent. Where there is a connection, it was, as good as.
+        # A single message does not report whether it was sent. With a connection, assume that it was.
         whole = self._content.whole() if wire.takes_whole and wire.is_ready else None
         if whole is not None:
             self._sent()
@@ -482,19 +482,19 @@ async def settle(
 ) -> AppendResult:
     """Find out whether an attempt was committed before one was refused.
 
-    If the journal has other bytes at the offset, it was not; if it has the same bytes, what was asked
-    for is there. (Two writers that append equal content at one offset are both told that they
-    succeeded: content that is to decide a race between writers has to name its writer.)
+    If the journal has other bytes at the offset, it was not; if it has the same bytes, the append
+    succeeded. (Two writers that append equal content at one offset both see success:
+    content that is to decide a race between writers has to name its writer.)
 
     Args:
         offset: that the append named; 0: none.
         refusal: of the last attempt.
         doubt: what an earlier one failed with.
         header: that of the refusal.
-        registers: as the refusal told.
+        registers: those in the refusal.
 
     Returns: where the content is.
-    Raises: StatusError: `refusal`; nothing was appended. OutcomeUnknown: nobody knows.
+    Raises: StatusError: `refusal`; nothing was appended. OutcomeUnknown: it may have been appended.
     Cancellation: safe.
     """
     why = "it named no offset to look at"
@@ -515,7 +515,7 @@ async def settle(
             return AppendResult(offset, end, sha1, registers, header)
     raise OutcomeUnknown(
         f"append to {journal}: whether it was appended is unknown: an attempt was not answered "
-        f"({doubt}), and one behind it was refused ({refusal}); {why} (look for the content in the "
+        f"({doubt}), and a later one was refused ({refusal}); {why} (look for the content in the "
         "journal before appending it again)"
     ) from refusal
 
@@ -526,7 +526,7 @@ async def _find(
     offset: int,
     content: AsyncIterator[bytes | bytearray | memoryview],
 ) -> tuple[int, bytes] | None:
-    """The end and SHA-1 of `content` at `offset`; None: something else is there.
+    """The end and SHA-1 of `content` at `offset`; None: the journal has something else there.
 
     Raises: TimeoutError: the journal is shorter. GazetteError: it cannot be read.
     """

@@ -87,18 +87,18 @@ class ByteBudget:
 # ------------------------------------------------------------------ batches
 
 BATCH_BYTES_MAX: Final = 16 << 20
-"""Bytes that become one append, unless told otherwise: all of them are sent again if it fails."""
+"""Bytes that become one append by default: all of them are sent again if it fails."""
 
 BUFFER_BYTES_MAX: Final = 64 << 20
-"""Bytes that may wait, unless told otherwise: the batch under way, and some behind it."""
+"""Bytes that may wait by default: the batch under way, and some after it."""
 
 
 def as_content(journal: str, data: object) -> bytes:
-    """Bytes that nobody changes any more, and of which each counts as one.
+    """Immutable bytes, as a memoryview whose items are single bytes.
 
     A batch belongs to many callers: what cannot be joined to it must not get there.
 
-    Raises: ValidationError: it is no bytes.
+    Raises: ValidationError: it is not bytes.
     """
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
@@ -221,7 +221,7 @@ class BatchChain:
         return self.waiting[-1] if self.waiting else self.current
 
     def batch_for(self, options: AppendOptions, needs: Needs = NO_NEEDS) -> Batch:
-        """The batch that takes the next write: the last one, or one behind it.
+        """Return the batch that takes the next write: the last one, or a new one.
 
         The last one takes it unless it is full, is appended on other terms, or is ready before all of
         `needs` may be. A write is not split, so the one that fills a batch may exceed the bound.
@@ -355,7 +355,7 @@ class AppendQueue:
 
     While an append is under way, or waits for what it needs, writes gather in the next one, so that
     batches grow with latency. Appends are retried with back-off. One that cannot succeed ends the
-    queue: what waits behind it is not appended, and nothing is accepted any more.
+    queue: later batches are not appended, and nothing is accepted any more.
 
     Attributes:
         chain: the batches.
@@ -426,7 +426,7 @@ class AppendQueue:
 
     def _start(self) -> None:
         """Append what is accepted from now on, until nothing is left."""
-        asyncio.get_running_loop()  # raises here without a loop, and not in a task that nobody awaits
+        asyncio.get_running_loop()  # raises here without a loop, and not in a task that is not awaited
         try:
             # A task only while there is something to append: a service may have thousands of journals.
             task = self._transport.tasks.spawn(self._drain(), name=f"append {self.journal}")
@@ -513,7 +513,7 @@ class AppendQueue:
             self._on_idle()
 
     def _told(self, error: BaseException) -> tuple[GazetteError, GazetteError]:
-        """The error of the batch that failed, and of what was accepted behind it."""
+        """The error of the batch that failed, and of all accepted after it."""
         if not isinstance(error, GazetteError):
             unexpected = error
             error = TransportError(

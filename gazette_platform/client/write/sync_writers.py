@@ -174,7 +174,7 @@ class SyncAppendWriter(Closing):
             ticket = self._writer.write_nowait(b"".join(staged.parts))
         except GazetteError as err:
             self._finish(staged, err)
-        except Exception as err:  # noqa: BLE001  whatever it is, it is told to who waits
+        except Exception as err:  # noqa: BLE001  whatever it is, the waiting caller gets it
             self._finish(staged, GazetteError(f"{self.journal}: nothing was appended: {err!r}"))
         else:
             ticket.add_done_callback(lambda: self._appended(staged, ticket))

@@ -44,14 +44,14 @@ _PLAIN: Final = AppendOptions()
 
 @final
 class AppendService(AsyncClosing):
-    """Appends to any number of journals; each caller is told where its own data is.
+    """Appends to any number of journals; each caller receives the place of its own data.
 
     Appends to a journal keep the order of the calls. While one RPC of a journal is under way, or
     waits for what it depends on, appends gather in the next, so that RPCs grow with latency. They
     gather only with those of equal options, and of no fewer dependencies. An append is kept whole.
 
     RPCs are retried with back-off. One that cannot succeed fails its appends, and all that come
-    behind it in its journal, until `reset`; other journals go on. An append whose dependency failed
+    after it in its journal, until `reset`; other journals go on. An append whose dependency failed
     does so too. At-least-once: an RPC whose answer was lost is made again. Use from one event loop.
     """
 
@@ -100,7 +100,7 @@ class AppendService(AsyncClosing):
 
         Raises:
             DependencyFailed: one of `after` failed; nothing was appended.
-            GazetteError: it failed, or one before it did; `may_be_applied` tells what became of it.
+            GazetteError: it failed, or one before it did; `may_be_applied` says what became of it.
             ValidationError: closed, no journal's name, or no data.
 
         Cancellation: safe; data that was accepted is appended all the same.
@@ -234,7 +234,7 @@ class AppendService(AsyncClosing):
             raise error.with_traceback(None)
 
     def reset(self, journal: str) -> None:
-        """Let appends to a journal begin anew, after one has failed. What failed stays so."""
+        """Accept appends to a journal again after one failed. Failed ones stay failed."""
         queue = self._queues.get(journal)
         if queue is not None and queue.error is not None:
             del self._queues[journal]
@@ -260,7 +260,7 @@ class AppendService(AsyncClosing):
                 raise err.within("Journal") from err
 
             # Queues of idle journals would add up, as applications map to ever new journals. A failed
-            # queue stays, since a new one would append behind the gap.
+            # queue stays, since a new one would append after the gap.
             def on_idle() -> None:
                 found = self._queues.get(journal)
                 if found is new and new.error is None:
@@ -422,7 +422,7 @@ class AppendWriter(AsyncClosing):
 
 @final
 class RecordWriter:
-    """A buffered writer of an append service: `write` only takes a record; nothing is told of each.
+    """A buffered writer of an append service: `write` only takes a record and returns nothing about it.
 
     As with a stream of asyncio, `await drain()` now and then, which holds a writer up that is faster
     than the brokers, and `await flush()` to know that all is committed. Records go out by themselves

@@ -1,7 +1,7 @@
 """A process of a consumer group: a member that runs the shards which are assigned to it.
 
 `ConsumerProcess` starts and ends it, `ShardReplicas` follows assignments, `Restarts` has shards tried again
-that have failed, `Scratch` has their files. `run` serves until the process is told to leave.
+that have failed, `Scratch` has their files. `run` serves until the process has to leave.
 """
 
 from __future__ import annotations

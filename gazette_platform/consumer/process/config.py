@@ -38,7 +38,7 @@ class ConsumerConfig(ServerConfig):
 
     restart_failed_s: float | None = None
     """Seconds after which a shard that failed here is started again, longer each time; None: it never is,
-    until somebody unassigns it. One that was fenced, or whose database failed for a reason that passes, is in any
+    until you unassign it. One that was fenced, or whose database failed for a reason that passes, is in any
     case, after a second.
     """
 
@@ -46,7 +46,7 @@ class ConsumerConfig(ServerConfig):
     """Where the process has a folder, in which replicas keep files while they run."""
 
     hints_interval_s: float = HINTS_INTERVAL_S
-    """Seconds after which a primary keeps hints anew: whoever recovers plays what was recorded since."""
+    """Seconds after which a primary keeps hints again: a recovery plays what was recorded since."""
 
     broker: ClientConfig = field(default_factory=_never_gives_up)
     """How to reach brokers; a `retry_timeout_s` of None has shards wait for brokers that are away."""

@@ -16,7 +16,8 @@ from gazette_platform.serving.call_metrics import CallMetrics, Tallies
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from gazette_platform.consumer.runtime import ShardCounts, ShardReplica
+    from gazette_platform.consumer.runtime.replica import ShardReplica
+    from gazette_platform.consumer.runtime.status import ShardCounts
 
 
 @final
@@ -32,13 +33,13 @@ class ConsumerMetrics:
         self.registry.register(self.sequencers)
         self.unforeseen = Counter(
             "gazette_platform_unforeseen_errors",
-            "Errors that nobody foresaw, by the kind of thing that each ended.",
+            "Unforeseen errors, by the kind of thing that each ended.",
             ("kind",),
             registry=self.registry,
         )
 
     def watch(self, replicas: Mapping[str, ShardReplica[Any, Any]]) -> ShardMetrics:
-        """Tell of these replicas from now on. Returns: where to take leave of one."""
+        """Report these replicas from now on. Returns: where to take leave of one."""
         metrics = ShardMetrics(replicas)
         self.registry.register(metrics)
         return metrics

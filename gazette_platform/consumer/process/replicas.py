@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 from gazette_platform.consumer.protocol import ReplicaCode
-from gazette_platform.consumer.shard import ReplicaStep, replica_step
+from gazette_platform.consumer.shard.assignments import ReplicaStep, replica_step
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import Compare, Delete
 from gazette_platform.ops.retry import backoff_s
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.cluster import ConsumerState, ShardAssignment
     from gazette_platform.consumer.protocol import ShardSpec
-    from gazette_platform.consumer.runtime import ShardReplica
+    from gazette_platform.consumer.runtime.replica import ShardReplica
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.keyspace import KeySpace
     from gazette_platform.ops.clock import Clock
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @final
 class ShardReplicas(Generic[R]):
-    """Replicas by shard. It observes the key space: replicas are there as soon as assignments are.
+    """Replicas by shard. It observes the key space: replicas exist as soon as assignments do.
 
     A replica that is stopped goes on being torn down beside what takes its place; its files are its own.
 
@@ -46,11 +46,11 @@ class ShardReplicas(Generic[R]):
         process_id: ours.
         make: builds a replica, which is started here.
         tasks: owns the stopping of replicas.
-        faults: told of shards that cannot be followed.
+        faults: counts shards that cannot be followed.
 
     Attributes:
         held: replicas by shard. Live: do not keep it over an await.
-        on_stopped: told of each that is not held any more.
+        on_stopped: called with each that is no longer held.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ PASSING_PAUSE_S: Final = 1.0
 
 @final
 class Restarts:
-    """Removes our assignments that have failed, after a pause, so that they are made anew.
+    """Removes our assignments that have failed, after a pause, so that they are assigned again.
 
     A shard whose failure may pass starts again whether others do or not. If its database was away, or broke a
     deadlock, the next attempt may succeed. If it was fenced while it is assigned to us, it is ours all the
     same: a former owner came late.
 
-    The pause doubles each time, up to 64 times the first one, and begins anew for a shard that did well
+    The pause doubles each time, up to 64 times the first one, and restarts for a shard that did well
     for twice its last pause: processes of two groups which share a log by mistake fence each other ever
     more seldom. An assignment that is gone meanwhile, or has another status, is left alone. That etcd does
     not answer is waited out.
@@ -212,7 +212,7 @@ class Restarts:
             self._waiting.discard((assignment.key, assignment.create_revision))
 
     async def _remove(self, failed: ShardAssignment) -> None:
-        """Remove it, if it still is there, and has failed still."""
+        """Remove it, if it still exists, and still has failed."""
         failures = 0
         while True:
             current = self._state.assignment_of(failed.shard, self._id)

@@ -20,15 +20,14 @@ from gazette_platform.consumer.cluster import ConsumerState
 from gazette_platform.consumer.process.metrics import ConsumerMetrics
 from gazette_platform.consumer.process.replicas import Restarts, ShardReplicas
 from gazette_platform.consumer.protocol import ConsumerSpec
-from gazette_platform.consumer.runtime import ReadBudget, ReplicaSettings, ShardReplica
-from gazette_platform.consumer.service import (
-    ConsumerPeers,
-    EtcdShardHost,
-    ShardApi,
-    ShardGateway,
-    ShardResolver,
-    ShardService,
-)
+from gazette_platform.consumer.runtime.host import ReplicaSettings
+from gazette_platform.consumer.runtime.replica import ShardReplica
+from gazette_platform.consumer.runtime.sources import ReadBudget
+from gazette_platform.consumer.service.etcd_host import EtcdShardHost
+from gazette_platform.consumer.service.peers import ConsumerPeers
+from gazette_platform.consumer.service.resolver import ShardResolver
+from gazette_platform.consumer.service.rpcs import ShardGateway, ShardService
+from gazette_platform.consumer.service.shard_api import ShardApi
 from gazette_platform.errors import EtcdError, GazetteError, LeaseLost
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace, item_key
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Seconds for calls that are under way when the process leaves, and for telling etcd that it does.
+# Seconds for calls that are under way when the process leaves, and to announce that in etcd.
 _GRACE_S: Final = 15.0
 # Seconds after which a callback counts as blocking the event loop, at least. Stores take some tenths at times.
 _BLOCKED_S_MIN: Final = 1.0
@@ -165,7 +164,7 @@ class ConsumerProcess:
         """Serve, announce this process, and run what is assigned to it.
 
         Raises: SetupError: a port is in use. EtcdError: etcd is out of reach, or refuses.
-            ApplicationFailed: the application's `init` raises, if it is no GazetteError.
+            ApplicationFailed: the application's `init` raises, if it is not a GazetteError.
         Cancellation: leaves what was begun; call `abandon`.
         """
         config, rng = self.config, random.Random()  # noqa: S311  a name, no secret
@@ -386,7 +385,7 @@ class ConsumerProcess:
         )
 
     async def _leave(self) -> None:
-        """What is still ours stops before the lease is given back, so that nobody is fenced by others."""
+        """What is still ours stops before the lease is given back, so that no shard of ours is fenced by others."""
         self._is_ready = False
         self.stopping.set()
         self.resolver.stop_serving()
@@ -442,7 +441,7 @@ class Scratch:
         self._lock_path, path = self._parent / f"{name}{_LOCK_SUFFIX}", self._parent / name
         try:
             self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            # Somebody who looks for what was left may have it for a moment, and delete it then.
+            # Another process that looks for leftovers may hold it for a moment, and then delete it.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(self._lock).st_nlink:
                 raise FileNotFoundError(f"{self._lock_path} was deleted by another process")

@@ -92,7 +92,7 @@ class Checkpoint:
         try:
             message = pb.Checkpoint.FromString(raw)
         except DecodeError as err:
-            raise ValidationError(f"{len(raw)} bytes are no Checkpoint: {err}") from err
+            raise ValidationError(f"{len(raw)} bytes are not a Checkpoint: {err}") from err
         return cls.from_pb(message)
 
     def json(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Checkpoint:
                 message.ack_intents[journal] = base64.b64decode(content, validate=True)
         except (AttributeError, KeyError, TypeError, ValueError, binascii.Error) as err:
             raise ValidationError(
-                f"the JSON is no Checkpoint ({type(err).__name__}: {err}); was the file written by "
+                f"the JSON is not a Checkpoint ({type(err).__name__}: {err}); was the file written by "
                 "another program?"
             ) from err
         return cls.from_pb(message)

@@ -44,7 +44,7 @@ class ShardStatus(WireEnum):
     SHARD_NOT_FOUND = 1
     """There is none of that name, or the caller's claims hide it."""
     NO_SHARD_PRIMARY = 2
-    """Nobody holds slot 0 now; this passes."""
+    """No process holds slot 0 now; this passes."""
     NOT_SHARD_PRIMARY = 3
     """Another process is primary, and the caller did not want it to be asked."""
     ETCD_TRANSACTION_FAILED = 4
@@ -65,7 +65,7 @@ class ReplicaCode(WireEnum):
 
 
 ID_LABEL: Final = "id"
-"""The implicit label of a shard, by which selectors and claims name it."""
+"""The implicit label of a shard, with which selectors and claims name it."""
 
 DEFAULT_CHANNEL_SIZE: Final = 8192
 """Messages in the sequencer's ring, and in the queue of what was read, if the spec says none."""
@@ -125,7 +125,7 @@ class ShardSpec:
     max_txn_duration_ns: int = 0
     min_txn_duration_ns: int = 0
     disable: bool = False
-    """Whether nobody is to run it."""
+    """Whether it must not run."""
     hot_standbys: int = 0
     """Replicas beside the primary."""
     labels: LabelSet = EMPTY_LABELS

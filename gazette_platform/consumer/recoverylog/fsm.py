@@ -206,7 +206,7 @@ class Fsm:
             body: its frame without the header, as it was read or written.
             log: where it is.
             first_offset: where its frame begins, or an offset before.
-            last_offset: behind its frame and content; 0: not known.
+            last_offset: after its frame and content; 0: not known.
         """
         # While hints last, their author is known. Another author's operation with the right number is one
         # of a recorder that lost the log: the hints were made by the winner.
@@ -230,7 +230,7 @@ class Fsm:
         return verdict
 
     def _change(self, op: pb.RecordedOp, log: str, first_offset: int, last_offset: int) -> Verdict:
-        """Change what is there as `op` says, if it can be."""
+        """Apply `op` to the state, if possible."""
         place = (op, log, first_offset, last_offset)
         if op.HasField("unlink"):
             return self._unlink(*place)
@@ -329,8 +329,8 @@ class Fsm:
 
 # Frames of recorded operations, and the checksum that chains them.
 #
-# Every operation carries the CRC-32C of all frames before it, so that one which was written by somebody
-# who did not know the last of them is told from one that follows it. Content is not digested. Pure: no
+# Every operation carries the CRC-32C of all frames before it, so that one which was written by an author
+# who did not know the last of them differs from one that follows it. Content is not digested. Pure: no
 # I/O, no clock.
 #
 # The bytes that were read or written are digested, and never those of another encoding of them.

@@ -53,7 +53,7 @@ class FsmHints:
     """What is to be read, and where to read on."""
 
     log: str = ""
-    """The log that is read on behind all segments, and that of segments which name none."""
+    """The log that is read after all segments, and that of segments which name none."""
     live_nodes: tuple[FnodeSegments, ...] = ()
     """Ascending by fnode; empty of a store without files."""
     properties: tuple[Property, ...] = ()
@@ -160,7 +160,7 @@ class FsmHints:
                     path=f"LiveNodes[{index}]",
                 )
             last_fnode = node.fnode
-        # Playback goes on behind the last segment, in the log of the hints. Were they different logs, the
+        # Playback continues after the last segment, in the log of the hints. Were they different logs, the
         # operations between them would be unknown.
         segments = self.segments()
         if len(segments) and segments[-1].log != self.log:
@@ -195,7 +195,7 @@ class FsmHints:
 
 
 def pick_hints(slots: Sequence[FsmHints | None], log: str) -> FsmHints:
-    """The hints to play: the first that are there, else those of an empty store.
+    """The hints to play: the first that exist, else those of an empty store.
 
     Args:
         slots: primary first, then backups, newest first; None where there is no value.
@@ -281,14 +281,14 @@ class Segment:
     first_offset: int = 0
     """Where the first operation begins, in bytes; the log before it needs no reading.
 
-    Exact if a player has made it. A recorder only knows an offset that is not behind it.
+    Exact if a player has made it. A recorder only knows an offset that is not after it.
     """
     first_checksum: int = 0
     """The one that the first operation carries."""
     last_seq_no: int = 0
     """Inclusive."""
     last_offset: int = 0
-    """Behind the last operation and its content; 0 if not known, as in what a recorder has made."""
+    """After the last operation and its content; 0 if not known, as in what a recorder has made."""
     log: str = ""
 
     @classmethod
@@ -348,7 +348,7 @@ class Segment:
 
         Args:
             begin: offset of the first byte.
-            end: behind the last byte; 0: the log goes on.
+            end: after the last byte; 0: the log goes on.
         """
         return (self.first_offset < end or end == 0) and (
             self.last_offset > begin or self.last_offset == 0
@@ -397,7 +397,7 @@ def _contradiction(low: Segment, high: Segment, expected: str) -> ValidationErro
 
 @final
 class SegmentSet:
-    """Segments that were merged: ascending by sequence number, none of which overlaps another.
+    """Segments that were merged: ascending by sequence number, without overlaps.
 
     It depends on what it is of, and not on the order in which that comes. Building it takes
     O(n log n), and adding one segment as well.
@@ -507,7 +507,7 @@ class LogNeeds:
 def needs_of(shards: Iterable[ShardHints]) -> LogNeeds:
     """What the hints of all `shards` need. They have to be all that share history in their logs.
 
-    The last segment of each hints has no end, as playback goes on behind it.
+    The last segment of each hints has no end, as playback continues after it.
 
     Raises: ValidationError: hints contradict themselves.
     """
@@ -516,7 +516,7 @@ def needs_of(shards: Iterable[ShardHints]) -> LogNeeds:
     for shard in shards:
         if not shard.is_complete:
             skipped.add(shard.log)
-        # What is there of incomplete hints still counts, for the other logs that they name.
+        # The present part of incomplete hints still counts, for the other logs that they name.
         for hints in shard.slots:
             if hints is None:
                 continue
@@ -539,7 +539,7 @@ def judge_fragment(
     Args:
         segments: that are needed of the log; without any, all is kept.
         begin: offset of its first byte.
-        end: behind its last byte; 0: it still grows.
+        end: after its last byte; 0: it still grows.
         is_persisted: whether it is in a store.
 
     Returns: ``abort`` if nothing needs it although it is not stored yet: then it is so new that a

@@ -1,7 +1,7 @@
 """What a player reads of recovery logs, what it does with it, and how it comes to own them.
 
 `Playback.next` says what to do next: read some bytes of a log, or append to it. What was read is given
-to `feed`, which tells the operations on files that follow from it. Pure: no I/O, no clock.
+to `feed`, which returns the operations on files that follow from it. Pure: no I/O, no clock.
 
     state      next                           at the head of the log
     BACKFILL   read up to the read-through    go on as TAIL
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read a log from an offset on, and `feed` what comes; or tell `at_head`, or `jumped`."""
+    """Read a log from an offset on, and `feed` what comes; or call `at_head`, or `jumped`."""
 
     log: str
     offset: int
     is_blocking: bool
-    """Whether to wait at the head of the log. Else tell `at_head` there."""
+    """Whether to wait at the head of the log. Else call `at_head` there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inject:
-    """Take a log over by appending to it, and tell `injected`."""
+    """Take a log over by appending to it, and call `injected`."""
 
     log: str
     content: bytes
@@ -87,7 +87,7 @@ class RemoveFile:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Bytes of the log that are no operation; worth a warning."""
+    """Bytes of the log that are not an operation; worth a warning."""
 
     log: str
     begin: int
@@ -115,7 +115,7 @@ class _State(enum.Enum):
     DONE = enum.auto()
 
 
-# How a frame begins, or what is there of its beginning at the end of what was fed. There may be a magic at
+# How a frame begins, or the part of its beginning at the end of what was fed. There may be a magic at
 # every fourth byte, and none of a frame: those whose length cannot be are passed over here as well.
 _FRAME_BEGIN: Final = re.compile(
     rb"\x66(?:\x33(?:\x93(?:\x36(?:...[\x00-\x04]|.{0,3}\Z)|\Z)|\Z)|\Z)", re.DOTALL
@@ -170,8 +170,8 @@ class Playback:
         self._content_left = 0
         self._content_fnode = 0  # 0: nowhere
         self._content_at = 0
-        # A hole behind all hints; author of the last operation that was in sequence, if any was; and where one is that
-        # follows others than those of before.
+        # A hole after all hints; author of the last operation that was in sequence, if any was; and where one is that
+        # follows others than the former ones.
         self._hole: tuple[int, int] | None = None
         self._last_author: int | None = None
         self._torn_at: int | None = None
@@ -196,7 +196,7 @@ class Playback:
         """Whether nothing more is to be read: the files are to be put in place now."""
         return self._state is _State.DONE
 
-    # ------------------------------------------------------------------ what it is told
+    # ---------------------------------------------------------------- -- events
 
     def finish_at_write_head(self) -> None:
         """End at the head of the log. May be called at any time, once, and not with `inject_handoff`."""
@@ -262,9 +262,9 @@ class Playback:
     def jumped(self, offset: int) -> None:
         """The log has no content up to `offset`, where reading goes on: it was deleted.
 
-        Behind all hints it may be that nothing was missed, as content may be of others who came too late.
-        What is read behind the hole shows it, and is an error then, or the log would be taken over with the
-        files of before.
+        After all hints it may be that nothing was missed, as content may be of others who came too late.
+        What is read after the hole shows it, and is an error then, or the log would be taken over with the
+        former files.
 
         Raises: DataError: something of it is needed.
         """
@@ -284,7 +284,7 @@ class Playback:
         """Take the next bytes of the log.
 
         Returns: what follows for files, in order. More may have been given than was needed: the next
-            `Read` tells where to go on.
+            `Read` says where to continue.
 
         Raises: Desynchronized: its own no-op is not where it was appended. DataError: part of the log is
             missing.
@@ -295,7 +295,7 @@ class Playback:
             self._join()
             self._run()
         if self._state is _State.TAIL:
-            self._check_whole()  # nobody may come to ask for the end for long
+            self._check_whole()  # the end may not be asked for again for long
         if self._state is _State.AWAIT and self._is_through:
             self._give_up_held()
             if self._state is _State.AWAIT:
@@ -322,7 +322,7 @@ class Playback:
         self._pending, self._pending_bytes = [], 0
 
     def _go_to(self, log: str, offset: int) -> None:
-        """Go on elsewhere; within what was fed, if it is there."""
+        """Go on elsewhere; within what was fed, if it has that."""
         if log != self.log or not self._base <= offset <= self._base + len(self._buffer):
             self._buffer, self._base = memoryview(b""), offset
             self._pending, self._pending_bytes = [], 0
@@ -420,13 +420,13 @@ class Playback:
             self._state = _State.DONE
             return
         if own is not None:
-            self._state = _State.TAIL  # somebody's write came first: inject again behind it
+            self._state = _State.TAIL  # another write came first: inject again after it
         self._seek()
 
     # ------------------------------------------------------------------ garbage
 
     def _pass_over(self) -> None:
-        """Go to what may be the next frame behind this byte."""
+        """Go to what may be the next frame after this byte."""
         begin = self._pos
         found = _FRAME_BEGIN.search(self._buffer, begin + 1)
         self._pos = found.start() if found is not None else len(self._buffer)
@@ -438,7 +438,7 @@ class Playback:
         self._effects.append(skipped)
 
     def _give_up_held(self) -> None:
-        """What is held of a frame is no frame: the rest of it will not come."""
+        """What is held of a frame is not a frame: the rest of it will not come."""
         self._join()
         while self._state is not _State.DONE and self._pos < len(self._buffer):
             if self._content_left:
@@ -464,8 +464,8 @@ class Playback:
             if self._hole is not None:
                 why = f"from {self._hole[0]} on there is nothing up to {self._hole[1]}"
             raise DataError(
-                f"{self.log}: {why}, and operations from {self._torn_at} on follow others than those of before (the "
-                f"next would be {self.fsm.next_seq_no}): possible data loss (recover from hints that begin behind it; "
+                f"{self.log}: {why}, and operations from {self._torn_at} on follow others than the former ones (the "
+                f"next would be {self.fsm.next_seq_no}): possible data loss (recover from hints that begin after it; "
                 "to begin without any state use another log)"
             )
 

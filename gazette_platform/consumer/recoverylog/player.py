@@ -122,7 +122,7 @@ class Player:
             _tell(self._playback, author)
         self._author = author
         if self._reader is not None and self._is_blocking:
-            self._reader.end()  # it may wait for content that nobody writes
+            self._reader.end()  # it may wait for content that is never written
 
     async def play(self) -> Played:
         """Play to the end. A tail waits for ever, for that is what a standby does.
@@ -152,7 +152,7 @@ class Player:
                         self.tailing.set()
                     if isinstance(step, Inject):
                         # At the head as of now. If the former owner writes meanwhile, our no-op is out
-                        # of sequence, and the playback asks for another one behind that.
+                        # of sequence, and the playback asks for another one after that.
                         end = await take_over(
                             self._client,
                             step.log,
@@ -175,7 +175,7 @@ class Player:
         return Played(playback.log, playback.fsm, self._directory)
 
     async def _read(self, playback: Playback, step: Read) -> Callable[[], list[Effect]]:
-        """Read on. Returns: tells the playback what came of it, in the thread of the disk."""
+        """Read on. Returns: passes the result to the playback, in the thread of the disk."""
         reader = self._reader
         if reader is None or (reader.journal, self._is_blocking) != (step.log, step.is_blocking):
             self._end_read()
@@ -229,7 +229,7 @@ def _warn(effects: list[Effect]) -> None:
     for each in odd[:_WARNINGS_MAX]:
         if isinstance(each, Skipped):
             _log.warning(
-                "%s: bytes %d to %d are no operation, and are skipped",
+                "%s: bytes %d to %d are not an operation, and are skipped",
                 each.log,
                 each.begin,
                 each.end,
@@ -273,7 +273,7 @@ class PlayedFiles:
         self._staging.mkdir(parents=True)
 
     def apply(self, effects: Iterable[Effect]) -> None:
-        """Do to the files what a playback has told. Raises: OSError: the disk is full, or broken."""
+        """Do to the files what a playback says. Raises: OSError: the disk is full, or broken."""
         for effect in effects:
             if isinstance(effect, WriteFile):
                 self._write(effect)
@@ -334,11 +334,11 @@ class PlayedFiles:
         return self._staging / str(fnode)
 
     def _place(self, link: str) -> Path:
-        """Where a path of the log is on disk; its folder is there then."""
+        """Where a path of the log is on disk; its folder exists then."""
         is_clean = posixpath.normpath(link) == link and link.startswith("/") and "\0" not in link
         if not is_clean or link.split("/")[1] in ("", _STAGING):
             raise DataError(
-                f"{link!r} is no path below the recorded directory (a recorder writes none like it: the log "
+                f"{link!r} is not a path below the recorded directory (a recorder writes none like it: the log "
                 "was made by something else)"
             )
         place = self.directory / link[1:]
@@ -348,10 +348,10 @@ class PlayedFiles:
 
 # ------------------------------------------------------------------ takeover
 
-# The append by which an author takes a log over.
+# The append with which an author takes a log over.
 #
 # It puts the author into the registers of the journal; appends of the former one are refused from then on.
-# Whoever is late must not do so, or the owner of now is fenced by one of before: a process that was
+# A late process must not do so, or it fences the present owner: a process that was
 # stopped for longer than its lease, or an append that was sent and not answered for long. So it is done
 # in this order:
 #
@@ -377,10 +377,10 @@ async def take_over(
 
     Args:
         content: the operation. It may be in the log several times.
-        confirm: returns once it is certain that the log may be taken over, or raises; called anew for
+        confirm: returns once it is certain that the log may be taken over, or raises; called again for
             each attempt. None: it always may.
 
-    Returns: the offset behind it.
+    Returns: the offset after it.
     Raises: GazetteError: the log cannot be appended to. Whatever `confirm` raises.
     Cancellation: leaves open whether it was appended.
     """
@@ -398,7 +398,7 @@ async def take_over(
             )
         except (RegisterMismatch, OutcomeUnknown) as err:
             # If it was us, by an attempt that was not answered, the next one is behind that, which counts.
-            _log.info("%s: somebody has taken the log over meanwhile: %s", log, err)
+            _log.info("%s: another process has taken the log over meanwhile: %s", log, err)
         else:
             return result.end
         await asyncio.sleep(backoff_s(attempt))

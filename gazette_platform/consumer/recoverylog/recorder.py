@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def new_author(dice: Random) -> int:
-    """An author whom nobody else is, but by a chance of 1 to 2^32."""
+    """A unique author, except with a chance of 1 to 2^32."""
     return dice.randint(1, AUTHOR_MAX)
 
 
@@ -32,7 +32,7 @@ class Recorder:
 
     Paths are absolute. Operations may come from any thread, and return at once; what they have
     recorded is committed when a `barrier` that was begun later has ended. They go on when appends have
-    failed, for the files that they tell of have changed already: it is barriers that raise then. Callers
+    failed, for the files that they describe have changed already: it is barriers that raise then. Callers
     limit how much they record by waiting for `room`, and never take an operation back.
     """
 
@@ -118,9 +118,9 @@ class Recorder:
     # ------------------------------------------------------------------ operations
 
     def create(self, path: str, *, exclusive: bool = False) -> int:
-        """An empty file, in place of what is there. Returns: its fnode.
+        """An empty file, in place of an existing one. Returns: its fnode.
 
-        Raises: ValidationError: something is there that may not be.
+        Raises: ValidationError: a file exists that must not.
         """
         with self._lock:
             fnode, frames = self._recording.create(path, exclusive=exclusive)
@@ -149,7 +149,7 @@ class Recorder:
             self._record(self._recording.link(source, target))
 
     def rename(self, source: str, target: str, *, content: str | None = None) -> None:
-        """A file moves, in place of what is there.
+        """A file moves, in place of an existing one.
 
         Args:
             source: path.
@@ -194,8 +194,8 @@ class Recorder:
             after: what has to succeed before; of other journals, or anything that ends.
 
         Raises:
-            Fenced: somebody else has taken the log over. What was recorded may be lost.
-            DataError: the log goes back behind what was recorded before.
+            Fenced: another process has taken the log over. What was recorded may be lost.
+            DataError: the log goes back before what was recorded.
             GazetteError: an append failed, or what it was to come `after`.
 
         Cancellation: safe; appends go on.
@@ -257,7 +257,7 @@ class Recorder:
             try:
                 begin, end = ticket.span()
             except GazetteError:
-                return  # barriers tell
+                return  # barriers raise
             self._check_goes_on(self._end, begin)
             self._end = end
             with self._lock:
@@ -275,7 +275,7 @@ class Recorder:
             )
 
     def _fence_in(self, error: GazetteError) -> Fenced | None:
-        """That somebody else has the log, if this is why an append failed."""
+        """The error that another process has the log, if this is why an append failed."""
         # Appends behind the refused one fail by it (`DependencyFailed`), so the refusal may be deep down.
         cause: BaseException | None = error
         while cause is not None:

@@ -99,7 +99,7 @@ class Recording:
             log: journal to append to.
             author: the one who was handed over to, if anybody was.
             directory: absolute path.
-            write_head: offset, as a barrier has told it.
+            write_head: offset, from a barrier.
 
         Raises: ValidationError: the author is none, the path is relative, or hints are unread.
         """
@@ -150,14 +150,14 @@ class Recording:
     # ------------------------------------------------------------------ operations
 
     def create(self, path: str, *, exclusive: bool = False) -> tuple[int, bytes]:
-        """An empty file at `path`, in place of what is there.
+        """An empty file at `path`, in place of an existing one.
 
         Args:
             path: absolute.
-            exclusive: whether nothing may be there.
+            exclusive: whether no file may exist there.
 
         Returns: the fnode, and what to append.
-        Raises: ValidationError: something is there, or it is a property.
+        Raises: ValidationError: a file exists, or it is a property.
         """
         name = self._file_path(path)
         frames = b""
@@ -175,7 +175,7 @@ class Recording:
         return self._fnode_of(self._file_path(path))
 
     def write(self, fnode: int, offset: int, length: int) -> bytes:
-        """A write to a file, of which the content is to be appended behind the frame, and with it.
+        """A write to a file. Its content is to be appended after the frame, and with it.
 
         Args:
             fnode: from `create` or `open`.
@@ -206,11 +206,11 @@ class Recording:
         return self._link(fnode, name)
 
     def rename(self, source: str, target: str, *, content: str | None = None) -> bytes:
-        """The file at `source` moves to `target`, in place of what is there.
+        """The file at `source` moves to `target`, in place of an existing file.
 
         Args:
-            source: path that is there.
-            target: path; it may be there.
+            source: existing path.
+            target: path; it may exist.
             content: of the file, if `target` is one of `PROPERTY_PATHS`: its content is recorded then.
 
         Raises: ValidationError: there is no source, or no content of a property.

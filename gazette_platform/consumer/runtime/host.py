@@ -29,7 +29,7 @@ class ShardHost(Protocol):
         ...
 
     async def confirm(self) -> None:
-        """Wait until it is certain that the assignment is there at this moment.
+        """Wait until it is certain that the assignment exists at this moment.
 
         Asked before a log, or what a remote store has, is taken from whoever had it.
 
@@ -65,7 +65,7 @@ class ShardHost(Protocol):
     async def put_hints(self, hints: FsmHints) -> None:
         """Keep hints of the recorder that is at work.
 
-        Raises: EtcdError: retriable if etcd does not answer now, which is no harm.
+        Raises: EtcdError: retriable if etcd does not answer now, which does no harm.
         """
         ...
 
@@ -85,7 +85,7 @@ class ReplicaSettings:
     """Where each replica makes a directory for its files."""
 
     hints_interval_s: float = HINTS_INTERVAL_S
-    """Seconds after which a primary keeps hints anew, at the end of a transaction."""
+    """Seconds after which a primary keeps hints again, at the end of a transaction."""
 
     batch_size: int = BATCH_SIZE
     """About how many messages are consumed at a time."""

@@ -13,7 +13,7 @@ from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.runtime.host import ReplicaSettings
 from gazette_platform.consumer.runtime.status import Readiness, cause_of, error_of
 from gazette_platform.consumer.runtime.tasks import Primary, Recovery
-from gazette_platform.consumer.shard import (
+from gazette_platform.consumer.shard.assignments import (
     HeldReplica,
     ReplicaStep,
     ReplicaTask,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.consumer.runtime.host import ShardHost
     from gazette_platform.consumer.runtime.status import ShardCounts
-    from gazette_platform.consumer.shard import Progress
+    from gazette_platform.consumer.shard.transaction import Progress
     from gazette_platform.message import SequencerCounts
     from gazette_platform.ops.clock import Clock
 
@@ -51,15 +51,15 @@ M = TypeVar("M")
 _log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S: Final = 10.0
-"""Seconds that a replica has to stop, unless told otherwise."""
+"""Seconds that a replica has to stop, by default."""
 
 
 @final
 class ShardReplica(Generic[StoreT, M]):
     """Runs a shard that is assigned to this process: `start` it, and in the end `stop` it.
 
-    It fails by itself: it tells its host FAILED, with the reason, and does nothing more, while its store,
-    if it was ready, can still be asked. Nobody starts it again but who has it stopped and makes another.
+    It fails by itself: it reports FAILED to its host, with the reason, and does nothing more, while its store,
+    if it was ready, can still be asked. Only its owner restarts it, by stopping it and making another.
 
     Attributes:
         error: what it failed with first; `Fenced`, if another process has taken the shard over.
@@ -73,7 +73,7 @@ class ShardReplica(Generic[StoreT, M]):
         spec: the shard. Its recovery log is the one of now, whatever `update` says.
         assignment: to this process.
         settings: how to run.
-        clock: tells the time.
+        clock: gives the time.
         dice: draws authors, and names of directories.
         counts: is to count what becomes of messages.
 
@@ -237,7 +237,7 @@ class ShardReplica(Generic[StoreT, M]):
             waiting = changes_that_wait(self.spec, spec)
             if waiting:
                 _log.warning(
-                    "shard %s: its spec has changed in %s, which counts once the shard is assigned anew (as by "
+                    "shard %s: its spec has changed in %s, which counts once the shard is assigned again (as by "
                     "`gazctl shards unassign %s`)",
                     self.id,
                     " and ".join(waiting),
@@ -252,7 +252,7 @@ class ShardReplica(Generic[StoreT, M]):
         """
         if assignment.slot >= self.assignment.slot:
             raise ValidationError(
-                f"shard {self.id}: slot {assignment.slot} is no promotion from slot "
+                f"shard {self.id}: slot {assignment.slot} is not a promotion from slot "
                 f"{self.assignment.slot}; stop this replica, and start another"
             )
         self._host.promoted(assignment)
@@ -260,7 +260,7 @@ class ShardReplica(Generic[StoreT, M]):
         self._spawn(tasks_to_start(ReplicaStep.PROMOTE, assignment.slot))
 
     async def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End all that it does, and destroy its store once nobody uses it. May be called again.
+        """End all that it does, and destroy its store once it is unused. May be called again.
 
         The open transaction is given up; a commit that was started may succeed or not.
 
@@ -324,7 +324,7 @@ class ShardReplica(Generic[StoreT, M]):
         self._tasks.spawn(self._guarded(task, work), name=task.name.lower())
 
     async def _guarded(self, task: ReplicaTask, work: Coroutine[object, object, None]) -> None:
-        """Do it, and tell what it failed with."""
+        """Do it, and return its error."""
         try:
             await work
         except BaseException as raised:  # whatever it is, it fails this replica and no other
@@ -338,12 +338,12 @@ class ShardReplica(Generic[StoreT, M]):
                 self._readiness.ended()
                 await self._primary.roll_back()
             if isinstance(cause, AssignmentGone):
-                # As of a process that slept past its lease: there is nothing to tell of, and nowhere.
+                # As of a process that slept past its lease: there is nothing to report, and nowhere.
                 _log.info(
                     "shard %s: its %s ends, as its assignment is gone", self.id, task.name.lower()
                 )
                 return
-            # Others have the shard, or its database is away: where it was seen tells nothing. The steps are in the text.
+            # Others have the shard, or its database is away: the place says nothing. The steps are in the text.
             shown = None if self._passes(cause) else cause
             _log.error(
                 "shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=shown
@@ -360,6 +360,6 @@ class ShardReplica(Generic[StoreT, M]):
             await self._host.set_status(status)
         except AssignmentGone:
             _log.info("shard %s: its assignment is gone as well", self.id)
-        except Exception as err:  # noqa: BLE001  there is nobody else to tell
+        except Exception as err:  # noqa: BLE001  there is no other receiver
             shown = None if isinstance(err, GazetteError) else err
-            _log.error("shard %s: its failure is not told: %s", self.id, err, exc_info=shown)
+            _log.error("shard %s: its failure cannot be reported: %s", self.id, err, exc_info=shown)

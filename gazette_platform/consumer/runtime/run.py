@@ -1,7 +1,7 @@
 """A primary's run: transactions from a checkpoint on, until there is nothing more to read.
 
 `shard.transaction` decides each step; here it is done. The *barrier* is the commit and the
-acknowledgements of the prior transaction. The next one consumes meanwhile, and commits behind it.
+acknowledgements of the prior transaction. The next one consumes meanwhile, and commits after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from gazette_platform.consumer.application import (
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.runtime.sources import SHARD_BYTES_MAX, Inlet, Sources
 from gazette_platform.consumer.runtime.status import StepFailed, done, place_of, step
-from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, Transactions
+from gazette_platform.consumer.shard.transaction import (
+    Action,
+    Backlog,
+    TransactionLimits,
+    Transactions,
+)
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, DataError, JournalNotFound, ShardStopped
 from gazette_platform.message import Envelope, Sequencer, clock_of
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.publisher import TransactionPublisher
     from gazette_platform.consumer.runtime.sources import ReadBudget
     from gazette_platform.consumer.runtime.status import Readiness
-    from gazette_platform.consumer.shard import CompletedTransaction
+    from gazette_platform.consumer.shard.transaction import CompletedTransaction
     from gazette_platform.message import AckIntent, ReplayRange, SequencerCounts
     from gazette_platform.ops.clock import Clock
 
@@ -64,9 +69,9 @@ class Run(Generic[StoreT, M]):
         store: of the shard; it has just given `checkpoint`.
         publisher: of the primary.
         checkpoint: where to go on.
-        readiness: is told of transactions that are done.
+        readiness: is notified of finished transactions.
         between: awaited between two transactions.
-        clock: tells the time.
+        clock: gives the time.
         batch_size: about how many messages to consume at a time.
         counts: is to count what becomes of messages.
         acknowledged: ACKs that this primary has appended already. They are not to come again: this time
@@ -144,7 +149,7 @@ class Run(Generic[StoreT, M]):
         except BaseException as err:
             self._give_up(err)
             if isinstance(err, Exception):
-                # If the commit failed first, appends behind it failed for that reason.
+                # If the commit failed first, appends after it failed for that reason.
                 self._barrier.check()
             raise
         finally:
@@ -156,7 +161,7 @@ class Run(Generic[StoreT, M]):
                 self._inlet.drop()
 
     def abandon(self) -> None:
-        """Let no append wait any longer for a commit whose end nobody tells."""
+        """Let no append wait any longer for a commit whose end is unknown."""
         self._barrier.abandon()
 
     # ------------------------------------------------------------------ one step
@@ -333,14 +338,14 @@ class Run(Generic[StoreT, M]):
             self._application.finished(txn, commit)
 
     def _give_up(self, error: BaseException) -> None:
-        """Tell the application that the open transaction is not committed."""
+        """Notify the application that the open transaction is not committed."""
         txn, self._txn = self._txn, None
         if txn is None:
             return
         commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if isinstance(error, Exception):
             commit.set_exception(error)
-            commit.exception()  # looked at: nobody else has to
+            commit.exception()  # looked at: no other caller has to
         else:
             commit.cancel()
         with contextlib.suppress(Exception):  # the error that counts is on its way
@@ -352,12 +357,12 @@ class Run(Generic[StoreT, M]):
 
 @final
 class Barrier:
-    """Waits for the commit and the ACKs of the prior transaction, and tells `Transactions` in this order.
+    """Waits for the commit and the ACKs of the prior transaction, and notifies `Transactions` in this order.
 
     Args:
-        machine: is told.
-        clock: tells the time.
-        wake: called when `settled` has something to tell.
+        machine: is notified.
+        clock: gives the time.
+        wake: called when `settled` has something to report.
     """
 
     def __init__(self, machine: Transactions, clock: Clock, wake: Callable[[], None]) -> None:
@@ -401,7 +406,7 @@ class Barrier:
             ticket.add_done_callback(self._tell)
 
     def settled(self) -> Iterator[CompletedTransaction | None]:
-        """Tell the machine what has ended since. Returns: what it says of it.
+        """Notify the machine of what has ended since. Returns: its answer.
 
         Raises: StepFailed: the commit or an ACK failed.
         """
@@ -437,7 +442,7 @@ class Barrier:
             check_commit(self._commit)
 
     def abandon(self) -> None:
-        """Have ACKs fail that still wait for a commit, and what was published behind them."""
+        """Fail ACKs that still wait for a commit, and what was published after them."""
         if self._released is not None and not self._released.done():
             self._released.set_exception(ShardStopped("its commit was not waited for"))
             self._released.exception()  # looked at: appends may have been given up

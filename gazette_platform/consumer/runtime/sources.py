@@ -58,7 +58,7 @@ class Sources(Generic[M]):
         self._is_own = False
 
     def start(self, tasks: TaskGroup, checkpoint: Checkpoint) -> None:
-        """Read on at a checkpoint. What fails is told to the inlet."""
+        """Read on at a checkpoint. What fails goes to the inlet."""
         with step("app.StartReadingMessages"):
             own = self._application.read(self._shard, self._store, checkpoint)
         if own is not None:
@@ -110,7 +110,7 @@ class Sources(Generic[M]):
             try:
                 head = await self._shard.client.write_head(journal)
             except GazetteError:
-                return  # the read will tell
+                return  # the read will report it
             if head >= begin:
                 return
         _log.warning(
@@ -198,7 +198,7 @@ class Sources(Generic[M]):
                     f"of offsets {wanted.begin} to {wanted.end} (override `replay` as well as `read`)"
                 )
             return own
-        # Of a transaction of which a part is gone the rest may not be consumed: so a jump is an error.
+        # If a part of a transaction is gone, the rest may not be consumed: so a jump is an error.
         framing, created = await self._framing_of(wanted.journal)
         reader = self._shard.client.read(
             wanted.journal,
@@ -338,7 +338,7 @@ class Inlet(Generic[M]):
     def is_closed(self) -> bool:
         """Whether nothing comes any more; `check` says whether that is an error's doing.
 
-        So what was read before an error is committed, and whoever goes on behind what could not be read
+        So what was read before an error is committed, and a reader that continues after what could not be read
         has all that lies before it.
         """
         return (self._is_closed or self._error is not None) and not self.entries

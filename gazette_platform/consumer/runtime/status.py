@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
-from gazette_platform.consumer.shard import LocalStep, local_step
+from gazette_platform.consumer.shard.assignments import LocalStep, local_step
 from gazette_platform.errors import (
     ApplicationFailed,
     Fenced,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.application import Shard
     from gazette_platform.consumer.protocol import Checkpoint
-    from gazette_platform.consumer.shard import CompletedTransaction
+    from gazette_platform.consumer.shard.transaction import CompletedTransaction
     from gazette_platform.message import Envelope
 
 # ------------------------------------------------------------------ readiness and progress
@@ -133,7 +133,7 @@ class StepFailed(GazetteError):
 
 def _text(error: Exception) -> str:
     if isinstance(error, JournalNotFound) and error.journal:
-        return f"named journal does not exist ({error.journal})"  # as Gazette's consumers tell it
+        return f"named journal does not exist ({error.journal})"  # as Gazette's consumers report it
     if isinstance(error, GazetteError):
         return str(error)
     # Of an application. What it says alone may be no more than a name, as that of a KeyError is.
@@ -177,7 +177,7 @@ def error_of(raised: BaseException) -> Exception | None:
 
 
 def place_of(messages: Sequence[Envelope[Any]]) -> str:
-    """Where messages lie, so that somebody can look at them, or have them left out.
+    """Where messages lie, so that a person can look at them, or leave them out.
 
     >>> from gazette_platform.message import NO_UUID, Envelope
     >>> one, two = Envelope("a", 5, 9, NO_UUID, None), Envelope("b", 0, 7, NO_UUID, None)
@@ -220,7 +220,7 @@ def cause_of(error: Exception) -> Exception:
 
 
 async def done(result: T | Awaitable[T]) -> T:
-    """What a callback of an application returned, once it is there."""
+    """What a callback of an application returned, once it has."""
     if inspect.isawaitable(result):
         return await result
     return result

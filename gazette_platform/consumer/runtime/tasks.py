@@ -54,7 +54,7 @@ class Recovery:
 
     Args:
         client: reads the log.
-        host: has the hints, and is told the status.
+        host: has the hints, and receives the status.
         shard: its ID.
         log: its recovery log.
         parent: where to make a directory for the files.
@@ -98,7 +98,7 @@ class Recovery:
             for future in (self._player, self._played):
                 if not future.done():
                     future.set_exception(err)
-                    future.exception()  # looked at: perhaps nobody takes over
+                    future.exception()  # looked at: perhaps no process takes over
             raise
         self._played.set_result(played)
 
@@ -106,7 +106,7 @@ class Recovery:
         """Say STANDBY once the player has come to the head of the log. Cancellation: safe."""
         await asyncio.wait([self._player])
         if self._player.exception() is not None:
-            return  # `play` tells
+            return  # `play` reports it
         await self._player.result().tailing.wait()
         await self._host.set_status(ReplicaStatus(ReplicaCode.STANDBY))
 
@@ -114,7 +114,7 @@ class Recovery:
         """Take the log over, as soon as the host confirms that it is ours. Once.
 
         Returns: the files, and the author that the log is of now.
-        Raises: what `play` raises. Cancellation: safe, but nobody else can take over.
+        Raises: what `play` raises. Cancellation: safe, but no other caller can take over.
         """
         player = await asyncio.shield(self._player)
         author = new_author(self._dice)
@@ -161,13 +161,13 @@ class Primary(Generic[StoreT, M]):
     Args:
         shard: which one.
         application: consumes.
-        host: keeps hints, and is told the status.
-        readiness: is told of readiness and progress.
+        host: keeps hints, and receives the status.
+        readiness: receives readiness and progress.
         recovery: plays the log; None: there is none.
         log: the recovery log, as of when the replica was made.
         log_appends: appends to it alone, so that no room is waited for which only a commit makes.
         settings: how to run.
-        clock: tells the time.
+        clock: gives the time.
         counts: is to count what becomes of messages.
     """
 
@@ -334,7 +334,7 @@ class Primary(Generic[StoreT, M]):
 
 
 def _check_store(store: object, recorder: Recorder | None) -> None:
-    """Raises: ApplicationFailed: it is none, as of an application whose types nobody checked, or not of that log."""
+    """Raises: ApplicationFailed: it is not one, as of an application without type checks, or not of that log."""
     if not isinstance(store, ShardStore):
         raise ApplicationFailed(
             f"new_store returned {store!r:.80}, and no store: return a SQLiteStore, or another subclass of "
@@ -344,5 +344,5 @@ def _check_store(store: object, recorder: Recorder | None) -> None:
         raise ApplicationFailed(
             f"{recorder.log} has files of a store, and a {type(store).__name__} keeps none in a log: the shard would begin "
             "with empty state, and publish everything again. Open the store that wrote them; or take the recovery_log_prefix "
-            "and hint_prefix out of the shard's spec to have it begin again"
+            "and hint_prefix out of the shard's spec to restart it"
         )

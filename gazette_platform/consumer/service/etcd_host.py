@@ -32,9 +32,9 @@ _VIEW_TIMEOUT_S: Final = 10.0
 
 @final
 class EtcdShardHost:
-    """Keeps what is in etcd about one replica of this process, while its assignment is there.
+    """Keeps what is in etcd about one replica of this process, while its assignment exists.
 
-    What fails as etcd does not answer, or as somebody else wrote, is tried again, after the pauses of
+    A write that fails because etcd does not answer, or because another process wrote, is retried, after the pauses of
     Gazette's consumers.
 
     Args:
@@ -86,7 +86,7 @@ class EtcdShardHost:
         await self._insist(attempt)
 
     async def confirm(self) -> None:
-        """Wait until etcd itself says that the assignment is there: our view of it may be old.
+        """Wait until etcd itself says that the assignment exists: our view of it may be old.
 
         A process that was stopped, or cut off from etcd, finds out so. If our lease has ended by our own
         clock when etcd has answered, the answer is old as well; then there is nothing to wait for but the
@@ -139,7 +139,7 @@ class EtcdShardHost:
         async def attempt() -> bool:
             assignment, spec = self._present()
             if spec.recovery_log != log:
-                return True  # it is assigned anew with the log of its spec
+                return True  # it is assigned again with the log of its spec
             return await require_log(self._etcd, spec, assignment, created)
 
         await self._insist(attempt)
@@ -210,7 +210,7 @@ def _is_log_of(spec: ShardSpec, hints: FsmHints) -> bool:
         return True
     _log.warning(
         "shard %s: it runs on recovery log %s, and its spec names %s: no hints are kept until it is assigned "
-        "anew (unassign it, once there are hints of that log)",
+        "again (unassign it, once there are hints of that log)",
         spec.id,
         hints.log,
         spec.recovery_log or "none",

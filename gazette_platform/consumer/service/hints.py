@@ -64,7 +64,7 @@ async def put_primary_hints(
     """Keep the hints of the recorder that is at work.
 
     Returns: False: the assignment is not there any more, and nothing was written.
-    Raises: EtcdError: `retriable` tells whether that passes; the next hints then make up for these.
+    Raises: EtcdError: `retriable` says whether that passes; the next hints then make up for these.
     Cancellation: leaves open whether it was written.
     """
     write = write_primary_hints(spec, assignment, hints.to_json())
@@ -79,7 +79,7 @@ async def rotate_hints(
     Values are moved as they are. Whoever calls this does so again until it held, after the pauses of
     `STATUS_RETRY_S`, for as long as the shard is assigned.
 
-    Returns: whether it held; False: the assignment is not there any more, or somebody else wrote.
+    Returns: whether it held; False: the assignment no longer exists, or another process wrote.
     Raises: EtcdError. Cancellation: leaves open whether it was written.
     """
     keys = backup_hint_keys(spec)
@@ -112,7 +112,7 @@ async def require_log(
         kept,
         created,
         offset=0,
-        advice="to have the shard begin again, give it another recovery_log_prefix and hint_prefix; if this log holds "
+        advice="to restart the shard, give it another recovery_log_prefix and hint_prefix; if this log holds "
         f"what the former one held, delete the key {key} of etcd",
     )
     created = learned(kept, created)

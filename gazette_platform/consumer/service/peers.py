@@ -109,7 +109,7 @@ class ConsumerPeers:
 
         Args:
             target: path and query, as they were asked of us.
-            headers: to send along, beside our token; they tell it the header.
+            headers: to send along, beside our token; they carry the header.
 
         The rest, cancellation: as `call`.
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------ calls
 
 # Changes, or shards to unassign: far beyond the 128 operations that etcd takes in a transaction, unless it
-# is told otherwise.
+# is set otherwise.
 _CHANGES_MAX: Final = 8192
 
 
@@ -176,7 +176,7 @@ class ShardApi:
         return response
 
     async def unassign(self, request: pb.UnassignRequest, claims: Claims) -> pb.UnassignResponse:
-        """Remove assignments, so that their shards are assigned anew, and wait until our view has it.
+        """Remove assignments, so that their shards are assigned again, and wait until our view has it.
 
         Cancellation: leaves open whether they were removed.
         """
@@ -219,7 +219,7 @@ class Changed(NamedTuple):
 
     status: ShardStatus
     revision: int
-    """Of etcd, behind it; 0: none was made."""
+    """Of etcd, after it; 0: none was made."""
 
 
 @final

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #     none           none, or the shard is gone              KEEP
 #     none           some                                    START
 #     some           none, or the shard is gone              STOP
-#     some           of the same creation                    KEEP: spec and status are read anew
+#     some           of the same creation                    KEEP: spec and status are read again
 #     some, at work  of another creation, in a lower slot    PROMOTE: the replica goes on
 #     some           of another creation, else               RESTART: the old one stops, a new one starts
 #
@@ -109,9 +109,9 @@ def changes_that_wait(former: ShardSpec, present: ShardSpec) -> tuple[str, ...]:
 
 
 def failed_status(error: str, task: ReplicaTask) -> ReplicaStatus:
-    """What a replica tells of an error. The primary's is cut to 2048 characters.
+    """What a replica reports of an error. The primary's is cut to 2048 characters.
 
-    It can be told whatever is in the text: half a pair of surrogates has no place in protobuf.
+    It can be reported whatever is in the text: half a pair of surrogates has no place in protobuf.
     """
     text = error or "failed without a reason"
     is_primary = task is ReplicaTask.PRIMARY
@@ -129,7 +129,7 @@ def failed_status(error: str, task: ReplicaTask) -> ReplicaStatus:
 # Source: the order of checks and the process that an answer names are those of Gazette's resolver.
 
 MISSING_ID: Final = ProcessId("local-ConsumerSpec", "missing-from-Etcd")
-"""Stands in for our identity while etcd does not have our member key: it is nobody's."""
+"""Stands in for our identity while etcd does not have our member key: it matches no member."""
 
 STOPPED_TEXT: Final = "resolver has stopped serving local shards"
 """The error of a resolution that would be served here, after this process began to leave."""
@@ -222,7 +222,7 @@ class LocalStep(Enum):
 def local_step(*, is_store_ready: bool, is_loop_ended: bool, is_reached: bool) -> LocalStep:
     """What to do about a call, asked whenever one of these changes.
 
-    A shard that has failed is served still, from the store that it had, as long as nobody waits for it
+    A shard that has failed is served still, from the store that it had, as long as no call waits for it
     to read on.
 
     Args:

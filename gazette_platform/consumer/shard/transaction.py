@@ -1,15 +1,15 @@
 """The transactions of a shard's primary: what to do next. Pure.
 
 Two transactions exist at most. The *open* one consumes; the *prior* one, which was prepared before it,
-commits and then has its ACKs appended: its *barrier*. The open one begins with its first consumed
+commits and then appends its ACKs: its *barrier*. The open one begins with its first consumed
 message, and starts to commit once the barrier is down. So a slow commit makes the next transaction
 larger, and never stops the reading before `max_s`.
 
     first that holds                                 then
     -----------------------------------------------  ------------------------------------------
     the timer is due, and something is consumed      TICK
-    else a message is there, which may be consumed   BEGIN if there is no open transaction, or CONSUME
-    else an entry is there, and may be read          TAKE
+    else a message waits, which may be consumed      BEGIN if there is no open transaction, or CONSUME
+    else an entry waits, and may be read             TAKE
     else:
         the barrier is up                            WAIT
         nothing is consumed, the queue is closed     FINISH
@@ -28,9 +28,9 @@ and the longest time has not passed. Reading stops when that has passed, or a me
     TAKE     queue an entry at the sequencer, then `took`
     WAIT     until an entry comes (if `may_take`), `wakes_at`, or the barrier goes down
     COMMIT   `preparing`; finalize, take the sequencer's checkpoint, build ACKs, start the commit of the
-             store; then queue each ACK to be appended behind the commit, and tell `prepared`, before
+             store; then queue each ACK to be appended after the commit, and call `prepared`, before
              anything else is published
-    FINISH   restore a checkpoint and read anew
+    FINISH   restore a checkpoint and read again
 
 An ACK of the prior transaction takes its place in the FIFO of its journal before any message of the
 next one. If such a message came first, the ACK, whose clock is smaller, would take it back.
@@ -128,7 +128,7 @@ class TransactionTimes:
 
 @dataclass(frozen=True, slots=True)
 class CompletedTransaction:
-    """What is true once a barrier is down: to be told to all who wait for progress."""
+    """What is true once a barrier is down: for all that wait for progress."""
 
     read_through: Mapping[str, int]
     """By source, with what was read since and had nothing to consume."""
@@ -269,7 +269,7 @@ class Transactions:
         self._open = _Open(limits, TransactionTimes(self._before, now_s))
 
     def consumed(self, count: int = 1, *, deferred: bool = False) -> None:
-        """The application has consumed messages, and left one behind them to the next transaction or not.
+        """The application has consumed messages, and left one after them to the next transaction or not.
 
         Raises: ApplicationFailed: it defers the first one, which the next transaction would do as well.
         """
@@ -284,7 +284,7 @@ class Transactions:
                 "the application deferred the first message of a transaction to the next one, which "
                 "would begin with it as well; consume at least one before deferring"
             )
-        # The deferred message is the next transaction's first one; nothing behind it may overtake it.
+        # The deferred message is the next transaction's first one; nothing after it may overtake it.
         txn.may_read = False
 
     def tick(self, now_s: float) -> None:
@@ -304,15 +304,15 @@ class Transactions:
     def took(self, outcome: Outcome, journal: str, end: int) -> CompletedTransaction | None:
         """An entry was queued at the sequencer.
 
-        What leaves nothing to consume moves the progress all the same, or somebody who waits for the
-        offset behind it would wait until the next message. It is told with the prior transaction, and
+        What leaves nothing to consume moves the progress all the same, or a call that waits for the
+        offset after it would wait until the next message. It is reported with the prior transaction, and
         is in none of the checkpoints: whoever restores one reads it again.
 
         Args:
             journal: of the entry.
-            end: offset behind it.
+            end: offset after it.
 
-        Returns: progress to tell now, or None.
+        Returns: progress to report now, or None.
         """
         if self._open is not None or outcome not in _NO_OPS:
             return None
@@ -333,7 +333,7 @@ class Transactions:
         self._preparing, self._open = self._open, None
 
     def prepared(self, now_s: float, read_through: Mapping[str, int], acks: Iterable[str]) -> None:
-        """The store commits, and ACKs are queued behind the commit. The next transaction may begin.
+        """The store commits, and ACKs are queued after the commit. The next transaction may begin.
 
         Args:
             read_through: of the checkpoint that is being committed.
@@ -363,14 +363,14 @@ class Transactions:
         """An ACK of the prior transaction was appended.
 
         Args:
-            end: offset behind it; None: the journal does not exist any more, which only the ACKs of a
+            end: offset after it; None: the journal does not exist any more, which only the ACKs of a
                 restored checkpoint are forgiven.
 
         Returns: the completion of the prior transaction, if this was the last one.
         """
         barrier = self._barrier
         assert barrier is not None
-        assert barrier.is_committed, "an ACK is appended only behind its commit"
+        assert barrier.is_committed, "an ACK is appended only after its commit"
         barrier.acks.remove(journal)
         if end is not None:
             barrier.publish_at[journal] = end
@@ -455,14 +455,14 @@ class Backlog(Generic[M]):
     message is deferred to the next transaction, or a transaction's time ends in the middle of a batch.
 
     What is left over is consumed first by the next transaction. Whoever restores the checkpoint reads it
-    again: each journal from the end of the first commit of which a part is left, and each producer from its
+    again: each journal from the end of the first commit with a part left, and each producer from its
     first message that is. What else lies behind is known to the checkpoint, and is dropped when it comes again.
 
     Attributes:
         messages: to be consumed, in this order.
 
     Args:
-        sequencer: queued messages come from it; nobody else steps it.
+        sequencer: queued messages come from it; no other code steps it.
         size: about how many messages to take at a time.
     """
 
@@ -510,7 +510,7 @@ class Backlog(Generic[M]):
         self.messages = self.messages[count:]
 
     def checkpoint(self, *, now: int | None = None) -> SequencerCheckpoint:
-        """Where to go on behind what was used. See `Sequencer.checkpoint` for `now`."""
+        """Where to continue after what was used. See `Sequencer.checkpoint` for `now`."""
         return count_as_unused(self._sequencer.checkpoint(now=now), self.messages)
 
 

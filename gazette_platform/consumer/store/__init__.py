@@ -2,7 +2,7 @@
 
 `base` says what every store has to do. `JSONFileStore` has a file that is recorded in a log: for little
 state. `SQLiteStore` and `RocksDBStore` have a database of their own, recorded likewise. `SQLStore` has
-tables in a database that is there already, `MemoryStore` an object that is gone with the process.
+tables in an existing database, `MemoryStore` an object that is gone with the process.
 A commit is durable before any message that follows from it is acknowledged; of two processes that have
 one shard, the one that restored first is fenced.
 """
@@ -67,7 +67,7 @@ def opening_may_pass(error: Exception) -> bool:
     return ShardStore.may_pass(error)
 
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         if name not in _OF_EXTRAS:

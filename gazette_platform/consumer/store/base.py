@@ -88,7 +88,7 @@ class ShardStore(ABC):
 
         Args:
             checkpoint: replaces the former one.
-            after: appends, or other futures, each of which has to succeed before anything may become
+            after: appends, or other futures, which all have to succeed before anything may become
                 durable. The commit fails if one of them does.
 
         Returns: done once the commit is durable. It fails with `Fenced` if another process has taken the
@@ -113,9 +113,9 @@ class ShardStore(ABC):
 
     @abstractmethod
     async def destroy(self) -> None:
-        """Give back what is held, and delete local files. Once, when nobody uses the store any more.
+        """Give back what is held, and delete local files. Once, when the store is no longer used.
 
-        Changes that were not committed are lost. Never raises: it is told, and goes on.
+        Changes that were not committed are lost. Never raises: it logs errors, and goes on.
 
         Cancellation: files may stay behind.
         """
@@ -146,7 +146,7 @@ async def all_succeeded(after: Collection[Dependency]) -> None:
         if error is not None:
             raise DependencyFailed(
                 f"nothing is committed, for what the commit was to follow has failed ({error!r}): "
-                "the shard has to begin anew from the former one"
+                "the shard has to restart from the former one"
             ) from error
 
 
@@ -173,7 +173,7 @@ class Commits:
 
         Args:
             call: does not wait.
-            is_ready: asked now, and when a commit has ended or `tell` is called, until it is true, or `close` is called.
+            is_ready: asked now, and when a commit has ended or `tell()` is called, until it is true, or `close` is called.
 
         Raises: StoreError: the last commit has failed. Exception: what `call` raises.
         Cancellation: safe.
@@ -194,7 +194,7 @@ class Commits:
                 return
             try:
                 result.set_result(call())
-            except Exception as err:  # noqa: BLE001  whoever asked is told
+            except Exception as err:  # noqa: BLE001  the caller gets it
                 result.set_exception(err)
 
         attempt()
@@ -229,7 +229,7 @@ class Commits:
         async def run() -> None:
             try:
                 await commit()
-            except Exception as err:  # noqa: BLE001  whoever has the future is told
+            except Exception as err:  # noqa: BLE001  the future has it
                 self._end(err)
                 if not future.done():
                     future.set_exception(err)
@@ -248,7 +248,7 @@ class Commits:
                         "durable or not: go on with what the next owner restores"
                     )
                 )
-                future.exception()  # nobody need be there any more
+                future.exception()  # the waiter may have gone
 
         self._tasks.spawn(run(), name="commit").add_done_callback(ended)
         return future
@@ -294,5 +294,5 @@ def check_files(directory: str | Path, store: str) -> None:
     raise DataError(
         f"{directory} has files that a {store} does not write ({named}). {told}With a {store} the shard would "
         "begin with empty state, and publish everything again. Open the store that wrote them, or give the "
-        "shard another recovery_log_prefix and hint_prefix to have it begin again"
+        "shard another recovery_log_prefix and hint_prefix to restart it"
     )

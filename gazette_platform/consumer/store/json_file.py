@@ -47,7 +47,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 @final
 class JSONFileStore(ShardStore, Generic[_T]):
-    """State that is one value, of which each commit records all.
+    """State that is one value; each commit records all of it.
 
     For state of at most some megabytes: the log grows by its size with every commit, though only the
     last one is ever played. What was committed comes back as JSON has it: of a plain dict, keys are texts
@@ -65,7 +65,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
             recorder: of a directory that has nothing but these files.
             state: what a shard begins with: a dict, a list, a dataclass, a `msgspec.Struct` …, anything
                 that msgspec writes as JSON.
-            kind: type to read it as, such as ``dict[str, Count]``; that of `state` unless it is told.
+            kind: type to read it as, such as ``dict[str, Count]``; by default that of `state`.
 
         Raises: ValidationError: the state cannot be written as JSON, or not be read as that type.
         """
@@ -84,7 +84,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
             self._committed = self._initial
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as err:
             raise ValidationError(
-                f"{recorder.log}: state of type {type(state).__name__} is no JSON ({err}): make it of types "
+                f"{recorder.log}: state of type {type(state).__name__} is not JSON ({err}): make it of types "
                 "that msgspec knows, or name a `kind`",
                 path="state",
             ) from err
@@ -141,7 +141,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
         self.state = self._decoder.decode(self._committed)
 
     def _documents(self, checkpoint: Checkpoint) -> bytes:
-        """The file's content. Raises: ValidationError: the state is no JSON any more."""
+        """The file's content. Raises: ValidationError: the state is no longer JSON."""
         try:
             state = msgspec.json.encode(self.state)
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as err:

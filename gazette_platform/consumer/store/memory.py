@@ -56,7 +56,7 @@ class Memories:
 class MemoryStore(ShardStore, Generic[_T]):
     """State that is an object, and is gone with the process.
 
-    Without `kept` a new store begins anew: its shard reads from the beginning, or the `min_offset` of its
+    Without `kept` a new store begins empty: its shard reads from the beginning, or the `min_offset` of its
     spec. With it a shard goes on where the process had it, and stores fence each other as a database's do.
     A commit copies the state deeply: one that is to be large needs another store. None costs nothing.
 

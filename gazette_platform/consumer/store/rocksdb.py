@@ -40,7 +40,7 @@ _FIRST_KEY: Final = b"\x01"
 _SNAPSHOT: Final = ".snapshot"  # no name of RocksDB's
 # Of files of rows. Gazette's consumers are built with RocksDB 7.8, which reads none of version 6.
 _FORMAT_VERSION: Final = 5
-# A manifest that is longer begins anew, so that it does not stretch over the log.
+# A longer manifest restarts, so that it does not stretch over the log.
 _MANIFEST_BYTES_MAX: Final = 128 << 10
 
 
@@ -61,7 +61,7 @@ class RocksDBStore(ShardStore):
     Keys that begin with a zero byte are the store's.
 
     A commit records the growth of the write-ahead log. When that has grown by `log_bytes_max`, RocksDB
-    is asked to write it to files of rows in the background, and the first commit behind that waits for a
+    is asked to write it to files of rows in the background, and the first commit after that waits for a
     checkpoint of RocksDB and records what it has changed; so does the first commit at all. Calls of
     RocksDB hold up the interpreter: opening, and these checkpoints, by some 10 to 100 ms.
     """
@@ -151,7 +151,7 @@ class RocksDBStore(ShardStore):
 
         Args:
             begin: first key.
-            end: behind the last one; None: all.
+            end: after the last one; None: all.
         """
         begin = max(begin, _FIRST_KEY)
         changed = sorted(
@@ -274,9 +274,9 @@ class RocksDBStore(ShardStore):
 
 # Files of RocksDB, recorded by what has changed of them since they were recorded last.
 #
-# RocksDB tells nobody when it writes. What is recorded is therefore looked up at commits, in two ways:
+# RocksDB does not report when it writes. What is recorded is therefore looked up at commits, in two ways:
 #
-# - *Growth* of write-ahead logs, at each commit. What was recorded before and the logs behind it are a
+# - *Growth* of write-ahead logs, at each commit. What was recorded before and the logs after it are a
 #   whole database, whatever RocksDB has made of its own files meanwhile.
 # - A *snapshot*, which a checkpoint of RocksDB is: files of rows are linked, and do not change. Those
 #   that the snapshot adds are recorded first, then the manifest, and then `CURRENT`, which names it. Both take
@@ -293,7 +293,7 @@ _MANIFEST: Final = "MANIFEST-"
 _LOG_SUFFIX: Final = ".log"
 _ROWS_SUFFIXES: Final = (".sst", ".blob")
 _PIECE_BYTES: Final = 1 << 20
-# Inode, time of the last change, and size: of files of rows, whose names RocksDB may give anew after a crash.
+# Inode, time of the last change, and size: of files of rows, whose names RocksDB may reuse after a crash.
 _Identity = tuple[int, int, int]
 
 
@@ -307,7 +307,7 @@ class RecordedFiles:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        """Go on with the files that are there, which were played, before RocksDB opens them."""
+        """Continue with the existing files, which were played, before RocksDB opens them."""
         self.log_bytes = 0
         self.has_snapshot = False
         self._recorder = recorder
@@ -405,7 +405,7 @@ class RecordedFiles:
         self._names.add(name)
 
     def _replace(self, name: str, source: Path) -> None:
-        """Record a file in place of the one that is there, by a rename."""
+        """Record a file in place of an existing one, by a rename."""
         self._begin(name + _NEXT_SUFFIX)
         self._write(name + _NEXT_SUFFIX, source, 0)
         self._recorder.rename(self._path(name + _NEXT_SUFFIX), self._path(name))

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------ databases
 
 ANSWER_S: Final = 30.0
-"""Seconds within which a database answers, unless told otherwise: as long as a busy one needs for a commit."""
+"""Default seconds within which a database answers: as long as a busy one needs for a commit."""
 
 IDLE_LEASES: Final = 3
 """Leases after which PostgreSQL ends a transaction in which nothing is asked, unless `sql_engine` got another limit.
@@ -145,7 +145,7 @@ def sql_engine(
 
 
 def _arguments(url: URL, answer_s: float) -> dict[str, Any]:
-    """What a driver is told of deadlines. Raises: ValidationError: SQLite without a file."""
+    """The deadlines for a driver. Raises: ValidationError: SQLite without a file."""
     if url.drivername.endswith("+pymysql"):
         return {
             "connect_timeout": min(CONNECT_S, max(1, round(answer_s))),
@@ -215,7 +215,7 @@ def create_tables(engine: Engine) -> None:
     except SQLAlchemyError as err:
         try:
             if inspect(engine).has_table(CHECKPOINTS.name):
-                return  # somebody else has made it at the same time
+                return  # another process has made it at the same time
         except SQLAlchemyError:
             pass  # the first error says more
         raise sql_error(f"the table {CHECKPOINTS.name} cannot be made", err) from err
@@ -275,7 +275,7 @@ class _Transaction:
 
     @property
     def is_active(self) -> bool:
-        """Whether nobody has ended it."""
+        """Whether it has not been ended."""
         return self._begun.is_active
 
     def commit(self) -> None:
@@ -307,7 +307,7 @@ class SQLStore(ShardStore):
 
     A transaction begins with the first such call, once the former one is committed, so that it sees what
     that one has written. `overlaps` lets it begin before, as Gazette's do: the shard consumes while it
-    commits, but reads what was there before, or waits for rows that the former one has changed. Not for
+    commits, but reads the former rows, or waits for rows that the former one has changed. Not for
     SQLite, which has one writer.
 
     Attributes:
@@ -320,7 +320,7 @@ class SQLStore(ShardStore):
         """Make a store; nothing is asked yet.
 
         Args:
-            engine: as `sql_engine` makes them. The table of checkpoints is there: see `create_tables`.
+            engine: as `sql_engine` makes them. The table of checkpoints exists: see `create_tables`.
             shard_fqn: whose row it is: the shard's ID, and what makes it unique in the database.
             overlaps: whether a transaction may begin while the former one commits.
 
@@ -445,7 +445,7 @@ class SQLStore(ShardStore):
             ) from err
 
     def _restore(self) -> bytes:
-        """Fence whoever was there before. In a thread."""
+        """Fence the former owner. In a thread."""
         is_ours = _COLUMNS.shard_fqn == self._shard
         try:
             with self._engine.begin() as connection:

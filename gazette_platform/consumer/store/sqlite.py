@@ -14,11 +14,11 @@ and CPU time. The database has 0.1 MiB, or 10.4 MiB:
     TRUNCATE               207 KiB    3   2.2 ms      6.7 MiB   592   26 ms
     MEMORY, or OFF         105 KiB    1   1.5 ms      3.4 MiB   563   17 ms
 
-MEMORY records least, each page once, and is whole only where all of a commit is: nobody could mend a log
+MEMORY records least, each page once, and is whole only where all of a commit is: a log could not be mended
 that ends elsewhere. TRUNCATE records each page as it was, too. The write-ahead log records each page
 once, and again when it is moved into the database, which is the rarer the longer the log may get: it may
 be of four times the database, within 4 and 64 MiB. With the store around it, which records its database
-anew at times, a commit takes 2 ms and 106 KiB, or 17 to 20 ms and 4.8 MiB.
+again at times, a commit takes 2 ms and 106 KiB, or 17 to 20 ms and 4.8 MiB.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS gazette_checkpoint (
     rowid INTEGER PRIMARY KEY DEFAULT 0 CHECK (rowid = 0), checkpoint BLOB)
 """
 
-# Length of a write-ahead log behind which it is moved into the database.
+# Length of a write-ahead log after which it is moved into the database.
 _WAL_FACTOR: Final = 4  # of the size of the database
 _WAL_BYTES_MIN: Final = 4 << 20
 _WAL_BYTES_MAX: Final = 64 << 20
@@ -104,7 +104,7 @@ class SQLiteStore(ShardStore):
                 ``foreign_keys``, or, for a database that is not there yet, ``page_size``, ``auto_vacuum``.
             cache_bytes: of pages in memory.
             span_bytes_min: of the log that may be needed for the database, beside `_SPAN_FACTOR` times
-                its size, before it is recorded anew.
+                its size, before it is recorded again.
         """
         check_recorder(recorder, "SQLiteStore")
         self._recorder = recorder
@@ -287,7 +287,7 @@ class SQLiteStore(ShardStore):
             try:
                 self._run("PRAGMA wal_checkpoint(PASSIVE)")
             except (apsw.BusyError, apsw.LockedError):
-                return  # the application is reading rows still: behind a later commit
+                return  # the application is reading rows still: after a later commit
             size = database.xFileSize()
         tape.flush()
         if not size:
@@ -331,7 +331,7 @@ def _open_committed(path: str) -> apsw.Connection:
 
     It takes no locks, and finds by the write-ahead log's checksums what is committed. So it is good for as long
     as nothing is written to the database, from the end of a commit to the begin of the next one, and the log
-    does not begin anew: a transaction that outgrows the cache has it do so if all of it is in the database.
+    does not restart: a transaction that outgrows the cache restarts it if all of it is in the database.
     """
     reader = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY, vfs="unix-none")
     reader.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)

@@ -2,11 +2,11 @@
 
 Writes are gathered up to 128 KiB while they adjoin, and recorded in the order in which they were made, of
 all files together. The log knows no truncation: a file that shrinks to nothing, or a log that begins
-anew, is a new file, so that its former content needs no reading any more.
+again, is a new file, so that its former content needs no reading any more.
 
 The database itself is written at random for as long as it lives, and whoever plays it would need the
 log from its first write on. So it is *renewed*: its content is recorded once more as a new file beside it,
-some of it behind each commit, and writes to what is copied already are recorded in both. The new file
+some of it after each commit, and writes to what is copied already are recorded in both. The new file
 takes the place of the old one in the log once it is whole. On disk nothing moves. What a player that stops
 at any operation has is one whole database at least, and `settle` chooses it.
 """
@@ -129,7 +129,7 @@ class Tape:
             # may never have been written. A file that is shorter than it says is corrupt to it.
             self.write(file, b"\x00", size - 1)
         elif size < file.recorded_bytes and file.path != self._database:
-            # Of a database the first page tells how long it is; a longer one does no harm.
+            # The first page of a database says how long it is; a longer one does no harm.
             self._begin_anew(file)
             for offset in range(0, size, BUFFER_BYTES_MAX):
                 self.write(file, read(min(BUFFER_BYTES_MAX, size - offset), offset), offset)
@@ -282,7 +282,7 @@ class RecordedVFS(apsw.VFS):
 
 @final
 class RecordedFile(apsw.VFSFile):
-    """A file of which writes are recorded."""
+    """A file whose writes are recorded."""
 
     def __init__(self, tape: Tape, name: str | apsw.URIFilename, flags: list[int]) -> None:
         path = name if isinstance(name, str) else name.filename()

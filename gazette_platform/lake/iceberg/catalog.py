@@ -58,23 +58,8 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.settings import LakeSettings
-
-__all__ = [
-    "CatalogHandle",
-    "CatalogTables",
-    "HiveTables",
-    "Loaded",
-    "MetastoreHandle",
-    "NewTable",
-    "PinnedHandle",
-    "TableHandle",
-    "TypedCatalog",
-    "io_properties_of",
-    "present",
-    "typed_catalog",
-]
 
 # What properties of stores begin with. The rest are of the catalog.
 _OF_STORES: Final = ("s3.", "gcs.", "adls.", "hdfs.", "client.", "py-io-impl")
@@ -91,7 +76,7 @@ class Loaded:
     io: FileIO
     """Reads and writes its files."""
     token: Any
-    """By which the catalog compares."""
+    """What the catalog compares."""
 
     @property
     def metadata_location(self) -> str:
@@ -107,7 +92,7 @@ class Loaded:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTable:
-    """A table to be made. Field ids are counted anew by the catalog."""
+    """A table to be made. The catalog numbers the fields again."""
 
     schema: Schema
     partitions: PartitionSpec
@@ -127,7 +112,7 @@ class TableHandle(Protocol):
     def load(self) -> Loaded | None:
         """The table; None: there is no such table.
 
-        Raises: LakeError: the catalog cannot be reached, or it is no Iceberg table.
+        Raises: LakeError: the catalog cannot be reached, or it is not an Iceberg table.
         """
         ...
 
@@ -155,7 +140,7 @@ class TableHandle(Protocol):
 
 
 def present(handle: TableHandle) -> Loaded:
-    """A table that has to be there.
+    """A table that has to exist.
 
     Raises: LakeError: it is not, or the catalog cannot be reached.
     """
@@ -198,7 +183,7 @@ class MetastoreHandle:
         )
         self._tables.ensure_database(self._schema)
         location = self._tables.write_metadata(metadata, 0)
-        # Whether it was this one is all the same: what is there counts.
+        # Whether it was this one does not matter: what exists counts.
         self._tables.create(self._schema, self._table, metadata, location)
         return _made(self)
 
@@ -271,7 +256,7 @@ class CatalogHandle:
                     raise
                 raise CommitFailedException(f"{self._name} was changed meanwhile") from err
             except ValueError as err:
-                # A snapshot that somebody added meanwhile has the number of this one: no condition can be about that.
+                # A snapshot that another writer added meanwhile has the number of this one: no condition can name it.
                 raise CommitFailedException(f"{self._name} was changed meanwhile: {err}") from err
 
     def drop(self) -> None:
@@ -285,7 +270,7 @@ class CatalogHandle:
         try:
             self._catalog.create_namespace(name)
         except _outages():
-            # A database tells of a key that is there twice.
+            # A database reports a duplicate key.
             if not self._catalog.namespace_exists(name):
                 raise
 
@@ -338,7 +323,7 @@ class PinnedHandle:
         found = self._handle.load()
         if found is not None and found.metadata.table_uuid != self._uuid:
             raise TypedFenced(
-                f"{self.name} was dropped and made anew since this began, so it changed nothing: run again"
+                f"{self.name} was dropped and recreated since this began, so it changed nothing: run again"
             )
         return found
 
@@ -412,7 +397,7 @@ class TypedCatalog(Protocol):
         ...
 
     def handle(self, name: str) -> TableHandle:
-        """Of the table ``schema.table``, which need not be there."""
+        """Of the table ``schema.table``, which need not exist."""
         ...
 
     def new_location(self, name: str) -> str:
@@ -514,7 +499,7 @@ def typed_catalog(
 def io_properties_of(settings: LakeSettings, environment: Mapping[str, str]) -> dict[str, str]:
     """How PyIceberg reaches the files of Iceberg tables, besides its defaults.
 
-    Raises: ValidationError: the store is none that it can be told of.
+    Raises: ValidationError: it cannot use the store.
     """
     if settings.store.startswith("s3:"):
         return S3Access.of(settings.store, environment).iceberg()

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
     from gazette_platform.hive import MetastoreSession
-    from gazette_platform.lake.registration import Metastore
-
-__all__ = ["IcebergTable", "IcebergTables", "deleting", "slice_of"]
+    from gazette_platform.lake.raw.registration import Metastore
 
 _METADATA = "metadata_location"
 # What Iceberg's own clients write; no engine opens the files by it.
@@ -76,7 +74,7 @@ class IcebergTable:
         return int(number) if number.isdecimal() else 0
 
     def slice_types(self) -> dict[str, str]:
-        """Hive type of each column by which the table is partitioned as it is, in order."""
+        """Hive type of each partition column of the existing table, in order."""
         found = {}
         for field in self.metadata.spec().fields:
             if isinstance(field.transform, IdentityTransform):
@@ -112,7 +110,7 @@ class IcebergTables:
         return f"{self._warehouse}/{database}.db/{name}-{uuid.uuid4().hex[:12]}"
 
     def ensure_database(self, name: str) -> None:
-        """Make a database unless it is there.
+        """Create a database unless it exists.
 
         Raises: LakeError: the metastore cannot be reached, or refused.
         """
@@ -122,7 +120,7 @@ class IcebergTables:
     def load(self, database: str, name: str) -> IcebergTable | None:
         """The table; None if there is none of that name.
 
-        Raises: LakeError: the metastore or the file cannot be reached, or it is no Iceberg table.
+        Raises: LakeError: the metastore or the file cannot be reached, or it is not an Iceberg table.
         """
         with self._metastore.connect() as session:
             return self.load_within(session, database, name)
@@ -136,7 +134,9 @@ class IcebergTables:
             return None
         location = table.parameters.get(_METADATA, "")
         if table.parameters.get("table_type", "").upper() != "ICEBERG" or not location:
-            raise LakeError(f"{table.full_name} exists and is no Iceberg table: use another name")
+            raise LakeError(
+                f"{table.full_name} exists and is not an Iceberg table: use another name"
+            )
         try:
             metadata = FromInputFile.table_metadata(self.io(location).new_input(location))
         except (OSError, InvalidMetadata, ValueError) as err:

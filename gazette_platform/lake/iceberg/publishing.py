@@ -44,37 +44,12 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
 
-__all__ = [
-    "MANIFESTS",
-    "PROGRESS",
-    "RUN",
-    "WAP_ID",
-    "Published",
-    "head_of",
-    "insisting",
-    "is_rolled_back",
-    "loaded_from",
-    "progress_of",
-    "publish_files",
-    "publish_snapshot",
-    "publish_staged",
-    "published_by",
-    "require_parted_by",
-    "require_progress",
-    "require_start",
-    "still_at",
-    "still_headed",
-    "still_parted_by",
-    "summary_of",
-    "updates_moving",
-]
-
 PROGRESS: Final = "gazette-progress"
 """Tag of the newest snapshot that says how far the table has come."""
 RUN: Final = "gazette.run"
 """Property of a snapshot: which run published it, or has staged it."""
 WAP_ID: Final = "wap.id"
-"""Property of a snapshot that Iceberg's writers staged (write, audit, publish): by which name."""
+"""Property of a snapshot that Iceberg's writers staged (write, audit, publish): its name."""
 MANIFESTS: Final = {
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "100",
@@ -84,7 +59,7 @@ ever, and planning opens them all."""
 
 _MAIN: Final = "main"
 _FOREVER_MS: Final = 2**63 - 1
-# Each that fails means that somebody else got through: engines are done after a commit or a few.
+# Each that fails means that another writer got through: engines are done after a commit or a few.
 _ATTEMPTS: Final = 10
 # While a catalog restarts: a metastore takes some seconds.
 _ASKING_STEPS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
@@ -143,7 +118,7 @@ def is_rolled_back(metadata: TableMetadata) -> bool:
 
 
 def _published_behind(metadata: TableMetadata) -> int | None:
-    """The newest publication that main has and progress does not; None, as it is unless somebody has moved the tag."""
+    """The newest publication that main has and progress does not; None, unless the tag was moved."""
     at = progress_of(metadata)
     tagged = metadata.snapshot_by_id(at) if at is not None else None
     snapshot = metadata.current_snapshot() if tagged is not None else None
@@ -168,17 +143,17 @@ def require_progress(metadata: TableMetadata, name: str) -> None:
     Args:
         name: of the table, for errors.
 
-    Raises: TypedProgressGone: it has rows and no tag. TypedRolledBack: main is before the tag, or behind it.
+    Raises: TypedProgressGone: it has rows and no tag. TypedRolledBack: main is before the tag, or after it.
     """
     head, at = head_of(metadata), progress_of(metadata)
     if at is None and head is not None and summary_of(metadata, head).get("total-records") != "0":
         raise TypedProgressGone(
             f"{name} has rows, and no tag {PROGRESS}, which says what was read: set the tag to the newest "
-            f"snapshot that has the property `{RUN}`, or drop the table and have it made anew. {_accepting(name)}"
+            f"snapshot that has the property `{RUN}`, or drop the table and run again. {_accepting(name)}"
         )
     if is_rolled_back(metadata):
         raise TypedRolledBack(
-            f"{name} was rolled back to snapshot {head}, and what was read is told by {at}: move the tag "
+            f"{name} was rolled back to snapshot {head}, and what was read is recorded at {at}: move the tag "
             f"{PROGRESS} to one before it, and what came behind is read again; or roll the table forward to {at}. "
             f"{_accepting(name)}"
         )
@@ -199,7 +174,7 @@ def _accepting(name: str) -> str:
 
 
 def updates_moving(snapshot_id: int) -> tuple[SetSnapshotRefUpdate, ...]:
-    """Changes of metadata by which main and the tag are at a snapshot."""
+    """Changes of metadata that move main and the tag to a snapshot."""
     moved = {"action": "set-snapshot-ref", "snapshot-id": snapshot_id}
     return (
         SetSnapshotRefUpdate.model_validate({**moved, "ref-name": _MAIN, "type": "branch"}),
@@ -229,7 +204,7 @@ def _expired(table: str, run: str) -> LakeError:
 
 
 def still_at(metadata: TableMetadata, start: int | None) -> AssertRefSnapshotId:
-    """The fence: the condition that nobody has published since progress was at `start`.
+    """The fence: the condition that no run has published since progress was at `start`.
 
     Args:
         metadata: of the table as it was looked at.
@@ -256,7 +231,7 @@ def publish_files(
     run: str,
     properties: Mapping[str, str],
 ) -> Published:
-    """Let readers see what a run has written, if nobody has published since it began.
+    """Let readers see what a run has written, if no other run has published since it began.
 
     After any failure ask again with the same `run`: then it says what became of the first time. Without files it
     publishes all the same, as what was read has changed.
@@ -291,7 +266,7 @@ def publish_staged(
     spent: Sequence[int] = (),
     tags: Mapping[str, int] | None = None,
 ) -> Published | None:
-    """Let readers see what an engine has staged, if nobody has published since the run began.
+    """Let readers see what an engine has staged, if no other run has published since the run began.
 
     After any failure ask again, as with `publish_files`.
 
@@ -300,11 +275,11 @@ def publish_staged(
         start: what `progress_of` was when the run began.
         staged: a snapshot with the property `RUN` on top of main, on no branch.
         run: of this publication and no other.
-        spent: snapshots that nobody needs any more, and that the same change removes.
+        spent: snapshots that are no longer needed, and that the same change removes.
         tags: other tags that the same change moves, and to which snapshots.
 
     Returns: what was published; None: main has moved since it was staged, or it has expired, so that it has to be
-        staged anew.
+        staged again.
     Raises: as `publish_files`.
     """
 
@@ -329,10 +304,10 @@ def publish_snapshot(
     spent: Sequence[int] = (),
     tags: Mapping[str, int] | None = None,
 ) -> Published:
-    """Publish a snapshot of any kind, on the conditions of `publish_files`, of which arguments, result and errors are.
+    """Publish a snapshot of any kind, on the conditions of `publish_files`. Same arguments, result and errors.
 
     Args:
-        made: gives one on top of what the table holds now, with the property `RUN`. It is asked anew whenever
+        made: gives one on top of what the table holds now, with the property `RUN`. It is called again whenever
             others have changed the table meanwhile.
         spent: snapshots that the same change removes.
         tags: others that the same change moves, and to which snapshots.
@@ -413,13 +388,13 @@ def published_by(metadata: TableMetadata, run: str) -> Snapshot | None:
 
 
 def require_start(metadata: TableMetadata, start: int | None, name: str) -> None:
-    """Go on only if nobody has published since progress was at `start`.
+    """Go on only if no run has published since progress was at `start`.
 
-    Raises: TypedFenced: somebody has. TypedProgressGone: the table has rows, and no tag.
+    Raises: TypedFenced: another run has. TypedProgressGone: the table has rows, and no tag.
     """
     at = progress_of(metadata)
     if at is None:
-        # If somebody dropped the tag, that is to be told, and not that another run had published.
+        # If the tag was dropped, report that, and not that another run had published.
         require_progress(metadata, name)
     if at != start:
         raise TypedFenced(
@@ -437,7 +412,7 @@ def require_parted_by(metadata: TableMetadata, files: Sequence[DataFile], name: 
     if other:
         raise TypedFenced(
             f"{name} is partitioned by spec {metadata.default_spec_id} by now, and this run wrote files by "
-            f"{', '.join(map(str, sorted(other)))}, so it changed nothing; the next run writes them anew"
+            f"{', '.join(map(str, sorted(other)))}, so it changed nothing; the next run writes them again"
         )
 
 

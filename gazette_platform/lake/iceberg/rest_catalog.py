@@ -1,7 +1,7 @@
 """PyIceberg's client of REST servers, such that no call waits for ever, no connection stays, and secrets stay where they are.
 
 PyIceberg's own has no time-outs: a server that takes a connection and never answers would hold a run for ever. It
-keeps connections, which nothing closes; here each call has one of its own, of which a run makes a few. And it hands on tokens to
+keeps connections, which nothing closes; here each call has one of its own, and a run makes a few. And it hands on tokens to
 whatever reads files.
 """
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from requests import PreparedRequest, Response
 
     from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
-
-__all__ = ["rest_catalog"]
 
 # PyIceberg's default.
 _SCOPE: Final = "catalog"
@@ -80,7 +78,7 @@ class _Session(Session):
 
 @final
 class _RestClient(RestCatalog):
-    """PyIceberg's, with a session of ours. Among its properties are no secrets but those that the server gives."""
+    """PyIceberg's, with a session of ours. Its properties hold no secrets except those that the server gives."""
 
     def __init__(
         self,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from pyarrow.fs import (
-    FileSelector,  # type: ignore[import-untyped]
-    FileType,  # type: ignore[import-untyped]
+from pyarrow.fs import (  # type: ignore[import-untyped]
+    FileSelector,
+    FileType,
 )
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import TableHandle
 
-__all__ = ["QUARANTINE", "STATE", "read_side_file", "unnamed_files", "write_side_file"]
-
 STATE: Final = "gazette.state"
-"""Property of a snapshot: path of the file with the state behind it."""
+"""Property of a snapshot: path of the file with the state after it."""
 QUARANTINE: Final = "gazette.quarantine"
 """Property of a snapshot: path of the list of files that the run has quarantined; absent: none."""
 
@@ -61,7 +59,7 @@ def read_side_file(io: FileIO, path: str, name: str) -> bytes:
         raise LakeError(
             f"cannot read {path}, which a snapshot of {name} names ({err}): if it is gone, fetch it from a "
             "backup, or roll the table and its tag "
-            f"{PROGRESS} back to a snapshot whose file is there, and what came behind it is read again"
+            f"{PROGRESS} back to a snapshot whose file exists, and what came after it is read again"
         ) from err
 
 

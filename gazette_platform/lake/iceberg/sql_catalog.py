@@ -1,7 +1,7 @@
 """PyIceberg's catalog in a database, such that no call waits for ever, no connection stays, and the password stays where it is.
 
 The tables are those of Iceberg's JDBC catalog, so engines read and write the same. PyIceberg's own client keeps
-connections that a database which was started again has dropped, and has no time-outs; here each call has a connection of its own, of which a run makes
+connections that a database which was started again has dropped, and has no time-outs; here each call has a connection of its own, and a run makes
 a few, and one whose answer does not come is closed: what it has begun is then rolled back, or was done.
 """
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
     from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
-
-__all__ = ["sql_catalog"]
 
 
 def sql_catalog(

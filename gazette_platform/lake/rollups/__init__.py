@@ -1,7 +1,7 @@
 """Rollups: Iceberg tables that queries make of raw tables, or of other rollups.
 
 Nouns: a *rollup spec* is a query with a header; a *slice* is a part of the table that is made as a
-whole; a *cover* says of which offsets of which journals a slice was made; a *plan* follows from comparing
+whole; a *cover* lists the offsets of the journals that a slice was made from; a *plan* follows from comparing
 covers with the sources. Guarantee: a slice is made again exactly when what it was made of has
 changed, and a commit that does not follow on the covers it was planned from is refused.
 """

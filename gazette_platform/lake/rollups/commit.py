@@ -2,7 +2,7 @@
 
 The fence: what is committed was planned from covers; it is refused unless the table still covers just that. Who was
 held up and comes late (a zombie) finds that another run has committed, and changes nothing. Commits of
-maintenance, which leave covers alone, are no hindrance: then the same files are replaced in what they left.
+maintenance, which leave covers alone, do not matter: then the same files are replaced in what they left.
 
 Data files are not copied: they lie at the rollup's own location from the start, and the commit names them.
 """
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.covers import Covers
     from gazette_platform.lake.rollups.spec import RollupSpec
 
-__all__ = ["CODE", "Commit", "Committed", "commit"]
-
 CODE: Final = "gazette.code"
 """Property of a table, and of its snapshots: the code version that made it."""
 _OFFSETS: Final = "gazette.offsets"
-# So many journals are told in a snapshot's summary, which every reader of the table loads.
+# So many journals are listed in a snapshot's summary, which every reader of the table loads.
 _JOURNALS_MAX: Final = 20
 # Engines optimize a table once a day or so; more than a few commits in a row are not maintenance.
 _ATTEMPTS: Final = 5
@@ -59,13 +57,13 @@ class Commit:
     staging: str
     """Name of the staging table; empty: nothing was made."""
     replaced: Collection[tuple[str, ...]]
-    """Slices of which no file of before is to stay."""
+    """Slices with no existing file to stay."""
     made: Collection[tuple[str, ...]]
     """Slices that the staging table may have rows of."""
     covers: Covers
     """What the table covers afterwards."""
     replaces_all: bool
-    """Whether no file of before is to stay at all."""
+    """Whether no existing file is to stay at all."""
 
 
 @final
@@ -135,7 +133,7 @@ def _rebased(tables: IcebergTables, what: Commit) -> IcebergTable:
 
 
 def _staged(tables: IcebergTables, what: Commit) -> tuple[IcebergTable | None, list[DataFile]]:
-    """The staging table and its files, all of which are of the slices made.
+    """The staging table and its files, all of the slices made.
 
     Raises: LakeError: it has others.
     """
@@ -177,8 +175,8 @@ def _next_metadata(  # noqa: PLR0917
         if kept:
             raise LakeError(
                 f"the query of {what.spec.name} gives other columns than the table has, which keeps "
-                f"{len(kept)} files of slices that are not made anew: give it another name, or run it with "
-                "`force: true`, by which rows of pruned content are lost"
+                f"{len(kept)} files of slices that are not made again: give it another name, or run it with "
+                "`force: true`, which loses rows of pruned content"
             )
         start = _fresh_metadata(what, base, staged.metadata)
         old = []
@@ -213,7 +211,7 @@ def _judge_each_manifest_apart(overwrite: _OverwriteFiles) -> None:
     """Give each manifest an evaluator of its own.
 
     PyIceberg 0.12 looks at manifests in several threads with one evaluator, which remembers the manifest
-    that it looks at. So it may take another one's bounds for them, and not find the files to delete.
+    that it looks at. So it may take the bounds of another column for them, and not find the files to delete.
     """
     build = overwrite._build_manifest_evaluator  # noqa: SLF001
 
@@ -227,7 +225,7 @@ def _judge_each_manifest_apart(overwrite: _OverwriteFiles) -> None:
 
 
 def _kept(base: IcebergTable, what: Commit, old: list[DataFile]) -> list[DataFile]:
-    """Files of before that stay."""
+    """Existing files that stay."""
     replaced = set(what.replaced)
     return [f for f in old if slice_of(base.metadata, f, what.spec.slices) not in replaced]
 
@@ -244,7 +242,7 @@ def _fields(spec: PartitionSpec) -> list[tuple[int, str, str]]:
 
 
 def _fresh_metadata(what: Commit, base: IcebergTable | None, shape: TableMetadata) -> TableMetadata:
-    """Metadata of an empty table in the shape of the staging table; without snapshots of before.
+    """Metadata of an empty table in the shape of the staging table; without earlier snapshots.
 
     These would be read by columns that are called alike and are not.
     """

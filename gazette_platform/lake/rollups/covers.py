@@ -1,4 +1,4 @@
-"""What a rollup covers: of which content of its sources each of its slices was made.
+"""What a rollup covers: the content of its sources that each of its slices was made from.
 
 A *part* is a piece of a source that changes as one: a Hive partition of a raw table, or a slice of
 another rollup. `Seen` is the state in which a part was read. A slice's cover holds the `Seen` of all
@@ -19,8 +19,6 @@ from gazette_platform.protocol import is_another
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Covers", "Seen", "SliceCover", "merged_ranges"]
-
 _VERSION = 1
 
 
@@ -30,7 +28,7 @@ class Seen:
     """The state of a part."""
 
     journal: str = ""
-    """Whose bytes it holds; empty: it is no part of a raw table."""
+    """Whose bytes it holds; empty: it is not a part of a raw table."""
     ranges: tuple[tuple[int, int], ...] = ()
     """Offsets [begin, end) of the journal, ascending."""
     note: str = ""

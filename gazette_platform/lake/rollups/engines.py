@@ -30,21 +30,6 @@ if TYPE_CHECKING:
 
     _Query = tuple[RollupSpec, Mapping[str, "SourceTable"]]
 
-__all__ = [
-    "Dialect",
-    "PythonRollup",
-    "RollupEngine",
-    "SourceTable",
-    "SparkEngine",
-    "StagingTable",
-    "TrinoEngine",
-    "create_staging",
-    "iceberg_catalog",
-    "insert_staging",
-    "rollup",
-    "select_source",
-]
-
 Dialect = Literal["trino", "spark"]
 
 # Spark's catalogs have the names that the platform's configuration gives them.
@@ -63,7 +48,7 @@ class SourceTable:
     """Of a raw table, its exact view."""
     is_iceberg: bool
     types: Mapping[str, str]
-    """Hive type of each column by which slices may be chosen."""
+    """Hive type of each column that can choose slices."""
 
 
 @final
@@ -74,7 +59,7 @@ class StagingTable:
     name: str
     location: str
     slices: tuple[str, ...]
-    """Columns by which it is partitioned."""
+    """Its partition columns."""
 
 
 def iceberg_catalog(dialect: Dialect, catalogs: TrinoCatalogs = _NAMED) -> str:
@@ -101,7 +86,7 @@ def create_staging(
         slices: values of the slices to make; of a rollup without slices, one empty tuple.
         catalogs: what Trino calls its catalogs; Spark's have names of ours.
 
-    Raises: LakeError: a slice column has a type by which none can be chosen.
+    Raises: LakeError: a slice column has a type that cannot choose slices.
     """
     name, select = _parts(dialect, staging, spec, sources, slices, catalogs)
     text = _text(dialect, staging.location)
@@ -183,7 +168,7 @@ def select_source(
         return select
     types = [source.types[column] for column in spec.slices]
     columns = [_quoted(dialect, column) for column in spec.slices]
-    # Each column by itself, by which all engines prune, then which values go together.
+    # Each column by itself, so that all engines prune, then which values go together.
     conditions = []
     for index, (column, kind) in enumerate(zip(columns, types, strict=True)):
         values = sorted({values[index] for values in slices})
@@ -228,7 +213,7 @@ def _literal(dialect: Dialect, column: str, kind: str, value: str) -> str:
     if kind in _NUMBERS:
         return str(int(value))
     raise LakeError(
-        f"column {column} is {kind}, by which no slice can be chosen (only string, date and integers)"
+        f"column {column} is {kind}, which cannot choose slices (only string, date and integers)"
     )
 
 
@@ -280,7 +265,7 @@ class _Queries(Protocol):
 
 
 class _SqlEngine(ABC):
-    """Makes slices by statements, each of which it runs itself."""
+    """Makes slices by statements, which it runs itself, one by one."""
 
     dialect: Dialect
     catalogs: TrinoCatalogs
@@ -420,8 +405,8 @@ def rollup(
     Args:
         name: ``schema.table``.
         sources: tables by the names of the function's parameters; in a list, by their names.
-        slices: columns by which the table is sliced.
-        version: what tells that the code has changed; empty: the function's own text, so that functions
+        slices: columns that slice the table.
+        version: marks a change of the code; empty: the function's own text, so that functions
             which it calls may change unnoticed.
         options: ``cron``, ``retention``, ``comment``, ``fresh_within``, ``owners`` and ``tags``, as in the
             header of a file.

@@ -1,8 +1,8 @@
-"""Of which columns of its sources each column of a rollup is made, from the text of its query.
+"""Column lineage of a rollup: the source columns of each of its columns, from the text of its query.
 
 A column comes from all columns that its expression names, by way of subqueries, CTEs and functions that
-make rows. What only decides which rows there are (joins, WHERE, GROUP BY) is no origin. What is not
-certain is left out, so that each origin told is one.
+make rows. What only decides which rows there are (joins, WHERE, GROUP BY) is not an origin. What is not
+certain is left out, so that each reported origin is one.
 
 This module is slow to import, and no bound holds a parser that tries alternatives at each level: use it
 through `query_process`.
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
     _Origins = frozenset[tuple[str, str]]
 
-__all__ = ["Tracer", "column_lineage", "query_scope"]
-
 _CHARACTERS_MAX: Final = 100_000
 _NOTHING: Final[_Origins] = frozenset()
-# Their columns have names, or origins, that the text alone does not tell.
+# Their columns have names, or origins, that the text alone does not show.
 _ODD: Final = (exp.Pivot, exp.MatchRecognize, exp.QueryTransform, exp.Command)
-# Parts of an expression by which something gets into it.
+# Parts of an expression that bring values into it.
 _PARTS: Final = (
     *(exp.Column, exp.Star, exp.TableColumn),
     *(exp.Window, exp.Select, exp.SetOperation),
@@ -101,7 +99,7 @@ def query_scope(sql: str, dialect: Dialect, columns: Mapping[str, Mapping[str, s
         schema={a: dict.fromkeys(known, "unknown") for a, known in columns.items() if known},
         # Copies of what aliases stand for could double with each; `Tracer` follows them.
         expand_alias_refs=False,
-        # One column that is not known is no reason to know none.
+        # One unknown column does not make the others unknown.
         allow_partial_qualification=True,
         validate_qualify_columns=False,
         quote_identifiers=False,
@@ -164,7 +162,7 @@ class Tracer:
         self._known: dict[int, _Outputs] = {}
 
     def of_query(self) -> dict[str, _Origins]:
-        """Origins by name, of columns of which they are certain."""
+        """Origins by name, of columns whose origins are certain."""
         outputs = self.outputs(self._root)
         found = {name: outputs.named(name) for name, _ in outputs.columns if name}
         return {name: origins for name, origins in found.items() if origins is not None}

@@ -1,4 +1,4 @@
-"""Upkeep of rollups: small files are put together, old snapshots and files that nobody names are removed.
+"""Upkeep of rollups: small files are merged, old snapshots and unreferenced files are removed.
 
 Each is a procedure of the engine that makes the rollup. What the table covers is untouched, so runs and
 maintenance may cross: whoever commits second builds on the first.
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.metastore import IcebergTables
     from gazette_platform.lake.rollups.engines import Dialect
     from gazette_platform.lake.rollups.spec import RollupSpec
-
-__all__ = ["RETAINED_S", "Maintenance", "maintain", "maintenance_statements"]
 
 RETAINED_S: Final = 7 * 24 * 3600.0
 """Seconds for which snapshots are kept, and files that none names: the least that Trino allows. Readers of an

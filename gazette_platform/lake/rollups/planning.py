@@ -4,7 +4,7 @@ Pure: from the spec, the state of its sources and what the table covers, to a `P
 
 | the slice | covered as it is | content came | content is gone (pruned) |
 |---|---|---|---|
-| ``retention: keep`` | nothing | make | leave: made anew it would shrink; told if content came as well |
+| ``retention: keep`` | nothing | make | leave: made again it would shrink; reported if content came as well |
 | ``retention: follow`` | nothing | make | make, or drop if nothing is left |
 
 Only the slices whose parts have changed are made, so only their parts are read. If the code has
@@ -17,23 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.progress import subtract
+from gazette_platform.lake.raw.planning import subtract
 from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gazette_platform.lake.rollups.spec import RollupSpec
-
-__all__ = [
-    "Plan",
-    "Sealed",
-    "SourceState",
-    "batches",
-    "covers_after",
-    "make_plan",
-    "with_new_aliases",
-]
 
 
 @final
@@ -43,7 +33,7 @@ class SourceState:
 
     table: str
     columns: tuple[str, ...]
-    """By which it is partitioned, or sliced."""
+    """Its partition columns, or those of its slices."""
     parts: Mapping[str, tuple[tuple[str, ...], Seen]] = field(default_factory=dict)
     """By name of the part: its values of the columns, and its state."""
     can_shrink: bool = True
@@ -96,7 +86,7 @@ def make_plan(
         spec: the rollup.
         sources: by alias, read after `covers` was.
         covers: what the table covers, by the aliases of now; empty if there is no table yet.
-        is_forced: make everything anew, also what shrinks by it.
+        is_forced: make everything again, also what shrinks by it.
 
     Raises: LakeError: a source is not partitioned by the columns of the slices.
     """
@@ -182,7 +172,7 @@ def _wanted(
 def with_new_aliases(sources: Mapping[str, SourceState], covers: Covers) -> Covers:
     """Covers in which sources have the aliases that they have now.
 
-    Another alias is no other content: a slice that is left as it is has to be known by it from then on. A source is
+    Another alias does not mean other content: a slice that is left as it is has to be known by it from then on. A source is
     recognized by the journals of its parts, or by their names if it is a rollup.
 
     Args:
@@ -236,7 +226,7 @@ def _is_held(name: str, by_name: Mapping[str, Seen], now: Mapping[str, Seen]) ->
     """Whether all content of a part is still there.
 
     Of files that overlapped across Hive partitions, the one that others cover is moved aside: then this part
-    has less, and nothing is gone if another one, of which the slice was made too, held the same bytes and does.
+    has less, and nothing is gone if another source of the slice held the same bytes and still does.
 
     Args:
         name: of the part.

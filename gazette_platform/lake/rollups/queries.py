@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.rollups.engines import Dialect
 
-__all__ = ["Query", "QueryFaults"]
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

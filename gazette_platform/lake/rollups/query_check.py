@@ -14,10 +14,10 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError, LakeError
-from gazette_platform.lake.layout import path_keys
+from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.rollups.queries import Query
 from gazette_platform.lake.rollups.query_process import query_faults_apart
-from gazette_platform.lake.tables import LAYOUT
+from gazette_platform.lake.spec.layout import path_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     from gazette_platform.hive import MetastoreSession
     from gazette_platform.lake.iceberg.metastore import IcebergTables
     from gazette_platform.lake.rollups.spec import RollupSpec
-    from gazette_platform.lake.spec_folder import SpecFolder
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.folder import SpecFolder
+    from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import JournalSpec
 
     Columns = Mapping[str, tuple[str, ...] | None]
-
-__all__ = ["QueryCheck", "check_queries", "made_by", "source_columns"]
 
 
 @final

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.rollups.engines import Dialect
 
-__all__ = ["query_faults"]
-
 _SHOWN: Final = 12
 # Words that engines take for a value, and the parser for a column.
 _VALUES: Final = frozenset(

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.engines import Dialect
     from gazette_platform.lake.rollups.queries import Query
 
-__all__ = ["column_lineage_apart", "query_faults_apart"]
-
-# It takes one or two, most of which is imports, and more where much else runs.
+# It takes one or two, mostly for imports, and more on a busy machine.
 _TIMEOUT_S: Final = 30.0
 # Of a check of all queries: two processes have to end within a tick of a sensor, which has 60 s.
 _CHECK_TIMEOUT_S: Final = 20.0
@@ -56,7 +54,7 @@ def query_faults_apart(
     *,
     timeout_s: float = _CHECK_TIMEOUT_S,
 ) -> dict[str, QueryFaults]:
-    """Check queries, each of which may read the tables that those before it make.
+    """Check queries in order: each may read the tables that earlier ones make.
 
     Args:
         queries: what to check.

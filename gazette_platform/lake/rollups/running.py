@@ -1,13 +1,13 @@
-"""The sources of a rollup as they are now: by which parts, in which state, and how engines name them.
+"""The sources of a rollup as they are now: their parts, their states, and their names in engines.
 
 Is the raw content that slices are made of still there? Asked of the store, where files go before accounts do.
 
 Accounts of a raw table follow a prune minutes later, when brokers know of it. A slice that was made again in
-between would hold less than its cover says, and the rows of before would be lost. So the files of its parts are looked
-for before, and again when its rows were read: files do not come back, so what is there now was there then.
+between would hold less than its cover says, and the existing rows would be lost. So the files of its parts are looked
+for before, and again when its rows were read: files do not come back, so what exists now existed then.
 
 They do come back of a store that was away, which engines read as empty. A slice that was made meanwhile would lack
-rows for ever, since its cover says that it has them. So a part of which no file at all is there is waited for, also by
+rows for ever, since its cover says that it has them. So a part without any file is waited for, also by
 slices that are made for the first time, or that may shrink: either the store returns, or accounts follow the prune.
 
 Cost: a listing of each directory that a slice is made of; engines that read it make the same.
@@ -31,8 +31,9 @@ from pyarrow.fs import FileSelector  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.hive import partition_name
-from gazette_platform.lake.exact import VIEW_OF, excluded_digests
-from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.tables import LAYOUT
+from gazette_platform.lake.raw.views import VIEW_OF, excluded_digests
 from gazette_platform.lake.rollups.commit import Commit, Committed, commit
 from gazette_platform.lake.rollups.covers import Seen, merged_ranges
 from gazette_platform.lake.rollups.engines import SourceTable, StagingTable
@@ -47,8 +48,7 @@ from gazette_platform.lake.rollups.planning import (
 )
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 from gazette_platform.lake.rollups.stored_covers import covers_path, read_covers
-from gazette_platform.lake.spec_rules import EXACT_SUFFIX, LINES_SUFFIX
-from gazette_platform.lake.tables import LAYOUT
+from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import parse_fragment_path
 
@@ -57,22 +57,11 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
-    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.rollups.covers import Covers, SliceCover
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.rollups.spec import RollupSpec
     from gazette_platform.ops.clock import Clock
-
-__all__ = [
-    "Lost",
-    "RollupReport",
-    "RollupRunner",
-    "Source",
-    "lost_slices",
-    "plan_of",
-    "read_sources",
-    "slices_behind",
-]
 
 
 @final
@@ -95,7 +84,7 @@ def read_sources(
 ) -> dict[str, Source]:
     """The sources of a rollup by alias.
 
-    What is read of them later is at least what is told here, unless it was pruned: see `whole`.
+    What is read of them later is at least what is reported here, unless it was pruned: see `whole`.
 
     Raises: LakeError: a table is not there, or neither a raw table nor Iceberg's; or a server or file
         cannot be reached.
@@ -189,7 +178,7 @@ def _iceberg(session: MetastoreSession, tables: IcebergTables, name: str) -> Sou
     )
 
 
-# Directories that are listed at a time: a listing of an object store takes some 50 ms, of which nearly all is waiting.
+# Directories that are listed at a time: a listing of an object store takes some 50 ms, nearly all of it waiting.
 _LISTINGS_MAX: Final = 8
 
 
@@ -199,7 +188,7 @@ class Lost:
     """Why a slice is not made."""
 
     part: str
-    """Of which content is gone: alias and name."""
+    """Sources whose content is gone: alias and name."""
     is_away: bool
     """Whether all of it is gone, as of a store that is away."""
 
@@ -217,7 +206,7 @@ def lost_slices(
         tables: reaches the files.
         sources: by alias; where the parts of raw ones lie.
         made: the slices, and of what they are made.
-        again: those for which all content has to be there; for the others some of each part.
+        again: those that need all content; the others need some of each part.
 
     Raises: LakeError: a directory cannot be listed.
     """
@@ -261,7 +250,7 @@ def _spans(tables: IcebergTables, location: str, journal: str) -> Iterable[tuple
         )
     except OSError as err:
         raise LakeError(
-            f"cannot list {location}, so nobody knows whether its content is still there: {err}"
+            f"cannot list {location}, so it is unknown whether its content still exists: {err}"
         ) from err
     for entry in entries:
         try:
@@ -293,7 +282,7 @@ class RollupReport:
     made: list[tuple[str, ...]] = field(default_factory=list)
     dropped: list[tuple[str, ...]] = field(default_factory=list)
     behind: list[Sealed] = field(default_factory=list)
-    """Slices that lack something and cannot be made anew, since raw content was pruned, or is away."""
+    """Slices that lack something and cannot be made again, since raw content was pruned, or is away."""
     is_waiting: bool = False
     """Whether all files of a part are gone, so that it is worth while to look again: a store may be away."""
     is_rebuild: bool = False
@@ -316,7 +305,7 @@ class RollupRunner:
         tables: Iceberg tables of the same metastore.
         engine: makes the slices.
         slices_max: how many slices one statement makes.
-        clock: tells how old staging tables are.
+        clock: decides how old staging tables are.
         log: gets a line for each step.
     """
 
@@ -345,7 +334,7 @@ class RollupRunner:
 
         Args:
             spec: the rollup.
-            is_forced: make all anew of what is there now, and drop what is not.
+            is_forced: make all again from current content, and drop the rest.
 
         Raises: RollupFenced: another run committed meanwhile. LakeError: a source is not there yet, the query
             was refused, or a server cannot be reached.
@@ -398,7 +387,7 @@ class RollupRunner:
     def _without_lost(
         self, spec: RollupSpec, plan: Plan, sources: Mapping[str, Source], covers: Covers
     ) -> tuple[Plan, bool]:
-        """The plan without slices of which files are gone that accounts still count.
+        """The plan without slices whose files are gone although accounts still count them.
 
         Returns: it; and whether it is worth while to look again for them.
         Raises: LakeError: the table has slices of other columns, so that nothing of it could stay.
@@ -473,14 +462,14 @@ class RollupRunner:
         made: Mapping[tuple[str, ...], SliceCover],
         covers: Covers,
     ) -> None:
-        """Refuse to commit a slice of which content went while it was read.
+        """Refuse to commit a slice whose content went while it was read.
 
         Raises: LakeError: names the slice; the next run leaves it as it is.
         """
         lost = lost_slices(self._tables, sources, made, again=_again(spec, made, covers))
         for values, why in lost.items():
             raise LakeError(
-                f"{why.part}, of which slice {values} of {spec.name} is made, was pruned while it was read, so "
+                f"{why.part} was pruned while slice {values} of {spec.name} was made from it, so "
                 "nothing was changed; the next run leaves that slice as it is"
             )
 
@@ -526,7 +515,7 @@ def _again(
 
 
 def slices_behind(metastore: Metastore, tables: IcebergTables, spec: RollupSpec) -> list[Sealed]:
-    """Slices that lack something and cannot be made anew, since raw content was pruned; changes nothing.
+    """Slices that lack something and cannot be made again, since raw content was pruned; changes nothing.
 
     Raises: LakeError: a source is not there yet, or a server cannot be reached.
     """

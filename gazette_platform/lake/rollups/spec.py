@@ -1,11 +1,11 @@
 """Rollup specs: which tables a query reads, how it is sliced, and when it runs.
 
 A rollup is one SQL file, in the folder that names its engine (``trino/`` or ``spark/``), with a header
-of YAML in its first comment lines. The header ends at the first line that is no comment, or an empty one:
+of YAML in its first comment lines. The header ends at the first line that is not a comment, or an empty one:
 
     -- name: rollups.route_by_month      # schema.table of the Iceberg table
     -- sources: [flights.flights]        # tables that the query reads, by the name after the dot
-    -- slices: [origin]                  # partition columns; each slice is made anew as a whole
+    -- slices: [origin]                  # partition columns; each slice is made again as a whole
     -- cron: "*/5 * * * *"
     --
     -- Grain: one row an origin, destination and month.
@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Literal, final
 import msgspec
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.ownership import ownership_errors, shown
-from gazette_platform.lake.spec_files import read_spec_file, shown_name
-from gazette_platform.lake.spec_rules import (
+from gazette_platform.lake.spec.folder import read_spec_file, shown_name
+from gazette_platform.lake.spec.ownership import ownership_errors, shown
+from gazette_platform.lake.spec.rules import (
     cron_errors,
     freshness_errors,
     is_sql_name,
@@ -44,17 +44,6 @@ from gazette_platform.yaml_specs.documents import check_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
-
-__all__ = [
-    "ENGINES",
-    "STAGING_SCHEMA",
-    "RollupFolder",
-    "RollupSpec",
-    "check_rollup",
-    "load_rollup_specs",
-    "parse_rollup",
-    "read_rollup_folder",
-]
 
 ENGINES = ("trino", "spark")
 STAGING_SCHEMA = "gazette_staging"
@@ -92,7 +81,7 @@ class RollupSpec(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, str]
     """``schema.table`` by the alias that the query has for it."""
     slices: tuple[str, ...] = ()
-    """Columns by which the table is partitioned, and its sources are; empty: all is made at once."""
+    """Partition columns of the table and of its sources; empty: all is made at once."""
     cron: str = "* * * * *"
     """When to look whether a source has changed; UTC."""
     retention: Literal["keep", "follow"] = "keep"
@@ -101,7 +90,7 @@ class RollupSpec(msgspec.Struct, frozen=True, kw_only=True):
     fresh_within: str = "25h"
     """Go duration; the rollup is stale in Dagster if it was not made for longer."""
     version: str = ""
-    """If given, what tells that the code has changed, in place of the query's text."""
+    """If given, marks a change of the code, in place of the query's text."""
     owners: tuple[str, ...] = ()
     """Email addresses, or `team:` and a name, for Dagster's catalog."""
     tags: dict[str, str] = {}
@@ -124,7 +113,7 @@ class RollupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def code_version(self) -> str:
-        """16 hex digits that change when all rows have to be made anew."""
+        """16 hex digits that change when all rows have to be made again."""
         code = [
             self.engine if not self.version else "",
             self.version or self.sql,
@@ -217,7 +206,7 @@ def check_rollup(spec: RollupSpec) -> None:
 
 
 def load_rollup_specs(folder: Path) -> tuple[dict[str, RollupSpec], dict[str, ValidationError]]:
-    """All rollups ``trino/*.sql`` and ``spark/*.sql`` below a folder, read anew.
+    """All rollups ``trino/*.sql`` and ``spark/*.sql`` below a folder, read again.
 
     Returns: specs by name, sorted, and errors by file: a bad file hides no good one. Rollups that need
         one another in a circle are errors. A missing folder is empty.
@@ -275,7 +264,7 @@ def _aliases(sources: tuple[str, ...] | dict[str, str]) -> dict[str, str]:
         return sources
     names = [source.rpartition(".")[2] for source in sources]
     counts = Counter(names)
-    # Two of one name need aliases; that is told when all is checked.
+    # Two of one name need aliases; that is reported when all is checked.
     return {
         source if counts[name] > 1 else name: source
         for name, source in zip(names, sources, strict=True)
@@ -294,7 +283,7 @@ def _errors(spec: RollupSpec) -> Iterator[ValidationError]:
         )
     if not 1 <= len(spec.sources) <= _SOURCES_MAX:
         yield ValidationError(f"needs 1 to {_SOURCES_MAX} tables", path="sources")
-    # What is too much is told once, and not looked at one by one, which may take hours.
+    # What is too much is reported once, and not checked one by one, which may take hours.
     for alias, source in list(spec.sources.items())[:_SOURCES_MAX]:
         yield from _source_errors(spec, alias, source)
     if len(spec.slices) > _SLICE_COLUMNS_MAX:
@@ -306,7 +295,7 @@ def _errors(spec: RollupSpec) -> Iterator[ValidationError]:
                 path=f"slices[{index}]",
             )
         if column in spec.slices[:index]:
-            yield ValidationError(f"{column!r} is there twice", path=f"slices[{index}]")
+            yield ValidationError(f"{column!r} is repeated", path=f"slices[{index}]")
     yield from cron_errors(spec.cron)
     yield from freshness_errors(spec.fresh_within, lambda: spec.fresh_within_s)
     yield from ownership_errors(spec.owners, spec.tags)
@@ -324,7 +313,7 @@ def _source_errors(spec: RollupSpec, alias: str, source: str) -> Iterator[Valida
         yield ValidationError("a rollup cannot be made of itself", path=path)
     if not is_sql_name(alias):
         yield ValidationError(
-            f"{shown(alias)} is no name that a query can have for a table; give names to all: "
+            f"{shown(alias)} is not a name that a query can have for a table; give names to all: "
             "`sources: {flights: flights.flights, …}`",
             path=path,
         )
@@ -371,7 +360,7 @@ class RollupFolder:
 
 
 def read_rollup_folder(folder: str, tables: Container[str]) -> RollupFolder:
-    """The rollups of a folder that can be beside the tables of table specs, read anew.
+    """The rollups of a folder that can be beside the tables of table specs, read again.
 
     Args:
         folder: see `load_rollup_specs`; empty: there are none.

@@ -16,18 +16,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.dagster_web import DagsterWeb, LastRun, RedCheck
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
-    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.rollups.planning import Plan
     from gazette_platform.lake.rollups.spec import RollupSpec
-
-__all__ = [
-    "NOT_HEEDED",
-    "QUERY_CHECK",
-    "RollupStanding",
-    "RollupState",
-    "rollup_standing",
-    "state_of",
-]
 
 NOT_HEEDED: Final = "no_overlap"
 """The one blocking check of raw tables that stops no rollup: it reads each row once, from the exact view."""

@@ -12,8 +12,6 @@ from gazette_platform.lake.rollups.covers import Covers
 if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
 
-__all__ = ["COVERS", "covers_path", "paths_of", "read_covers", "write_covers"]
-
 COVERS: Final = "gazette.covers"
 """Property of a snapshot, and of the table: path of the file that says what the table covers."""
 
@@ -55,7 +53,7 @@ def read_covers(tables: IcebergTables, table: IcebergTable | None) -> Covers:
     path = covers_path(table)
     if not path:
         raise LakeError(
-            f"{table.full_name} exists, but does not say what it covers: it is no rollup, or was "
+            f"{table.full_name} exists, but does not say what it covers: it is not a rollup, or was "
             "rolled back to before it was one; drop it, or use another name"
         )
     try:
@@ -70,6 +68,6 @@ def write_covers(tables: IcebergTables, location: str, covers: Covers) -> str:
 
     Raises: LakeError: the file cannot be written.
     """
-    # Without a suffix `.gz`, by which Arrow would compress the file once more.
+    # Without a suffix `.gz`: Arrow would compress the file once more.
     content = gzip.compress(covers.dump().encode(), mtime=0)
     return write_side_file(location, "covers", content, tables.io(location))

@@ -1,10 +1,10 @@
 """Typed tables: each committed message of their journals exactly once, as a typed row of an Iceberg table.
 
-Nouns, besides those of `lake.typed_spec`: an *evolution* has the steps by which an existing table becomes what its spec
-says, or why it cannot. A *run* reads of each journal a *range* of bytes, in *tasks* that run side by side; *screening* tells which of their messages are committed and new, in *rounds* of *orders* to workers; the *state* says how far a table has come, and is published with the rows or not at all.
+Nouns, besides those of `lake.spec.typed`: an *evolution* has the steps that turn an existing table into what its spec
+says, or why it cannot. A *run* reads of each journal a *range* of bytes, in *tasks* that run side by side; *screening* decides which of their messages are committed and new, in *rounds* of *orders* to workers; the *state* says how far a table has come, and is published with the rows or not at all.
 
-A *job* is what all workers of a run are told. A *handle* is the catalog of one table; to *publish* is one change of its metadata, by which what workers have *written*
-becomes rows, with the state behind it; *quarantine* is the table beside it, of records that are no rows. An *amendment* makes rows anew of
+A *job* is what all workers of a run receive. A *handle* is the catalog of one table; to *publish* is one change of its metadata, so that what workers have *written*
+becomes rows, with the state after it; *quarantine* is the table beside it, of rejected records. An *amendment* makes rows again of
 messages that were read: a *backfill* out of journals, *reprocessing* out of quarantine.
 
 What decides is apart from what reads and writes. `gazctl lake run` and Dagster make typed tables. ARCHITECTURE.md follows a row

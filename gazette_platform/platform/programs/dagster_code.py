@@ -2,7 +2,7 @@
 
 The server itself only passes calls on to a process of its own, which has loaded our code. A reload
 starts another one. If that process dies, killed for memory say, the server stays and answers every call
-with an error until somebody asks for a reload; the supervisor starts one again that has ended.
+with an error until a user asks for a reload; the supervisor starts one again that has ended.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from typing import Final
 
 from gazette_platform.ops.process import ProcessId
 
-__all__ = ["children_of", "main"]
-
 _POLL_S: Final = 1.0
 # A process that is being replaced, or has only just been started, is not one that died.
 _MISSED_MAX: Final = 5
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that a process has started and that run; empty where the system does not tell."""
+    """Processes that a process has started and that run; empty where the system does not say."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:

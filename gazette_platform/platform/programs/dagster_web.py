@@ -10,8 +10,6 @@ from typing import Any
 
 from gazette_platform.platform.programs.guard import WebGuard
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run Dagster's own command, which serves with uvicorn."""

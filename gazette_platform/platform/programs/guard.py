@@ -55,7 +55,7 @@ def refusal(method: str, path: str, query: str, *, host: str, origin: str) -> st
         return f"this server does not go by the name {host!r}: use localhost or its address"
     if _GUARD.refused_origin(method, host, origin):
         return f"pages of {origin} may not change anything here"
-    # A page can have a GET sent that does not say where it comes from, as for an image.
+    # A page can send a GET without an origin, as for an image.
     if method in ("GET", "HEAD") and path.rstrip("/").endswith("/graphql") and query:
         return "GraphQL is taken by POST here, not by GET"
     return ""
@@ -98,7 +98,7 @@ _server_log = logging.getLogger(f"{__name__}.server")
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    # Clients are told what they did wrong, and when the server ends; the log does not need it.
+    # Clients learn what they did wrong, and when the server ends; the log does not need it.
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, ConnectionError))
 
@@ -223,7 +223,7 @@ class Guard:
                 return answer
         except aiohttp.ClientError as error:
             if answer is not None:
-                # The end of the connection tells the client that this was not all.
+                # The end of the connection shows the client that this was not all.
                 raise ConnectionAbortedError("the answer broke off") from error
             if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
                 return _said(503, f"{self._name} cannot be reached: it is starting, or has ended")

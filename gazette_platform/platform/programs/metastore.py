@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import FrameType
 
-__all__ = ["MetastoreServer", "main"]
-
 _log = logging.getLogger(__name__)
 
 # Enough for tens of thousands of partitions: 250-330 MB resident were measured.

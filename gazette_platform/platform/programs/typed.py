@@ -1,7 +1,7 @@
 """Has typed tables written without end while there are such, by ``gazctl lake run --continuous``: ``python -m … programs.typed``.
 
 That costs a Spark, so it is started once a table spec says `every`, and stopped when none does any more. If it ends by itself, it
-is started again, later each time: what is wrong with it, with Spark say, is told by its log, and is no reason to end a platform.
+is started again, later each time: what is wrong with it, with Spark say, is in its log, and does not end a platform.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from gazette_platform.platform.process import Child
 
 if TYPE_CHECKING:
     from types import FrameType
-
-__all__ = ["is_wanted", "main", "watch"]
 
 _LOOK_S: Final = 5.0
 _POLL_S: Final = 0.2

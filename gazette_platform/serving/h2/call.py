@@ -2,7 +2,7 @@
 
 A call's task begins when its first message is whole, or at once if both sides are streams. A call whose
 messages have all come in one read needs none, if its method can be served so. Nothing here makes a future for
-a message that is there, or for one that can be sent.
+a message that has come, or for one that can be sent.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.call_metrics import MethodMetrics
     from gazette_platform.serving.interface import AtOnce, Metadata, Rpc
-
-__all__ = ["Call", "Method", "method_of"]
 
 _log = logging.getLogger(__name__)
 

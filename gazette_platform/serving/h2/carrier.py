@@ -198,7 +198,7 @@ C = TypeVar("C", bound="Sending")
 
 
 class TwoWay(Stream, Generic[C]):
-    """A call. Nothing here makes a future for what is there, or can be sent.
+    """A call. Nothing here makes a future for what has come, or can be sent.
 
     Attributes:
         blocked_at: since when a message waits for the peer to take it; 0: none does.

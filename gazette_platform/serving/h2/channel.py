@@ -323,7 +323,7 @@ class Link(ClientCarrier, asyncio.Protocol):
 _BACKOFF_GROWTH: Final = 1.6
 _BACKOFF_JITTER: Final = 0.2
 _BLOCKS_MAX: Final = 1024
-# TLS and time-outs are of the kinds of the first; the others tell of an address that cannot be one.
+# TLS and time-outs are of the kinds of the first; the others mean an address that cannot be one.
 _NO_CONNECTION: Final = (OSError, ValueError, OverflowError)
 # For the other side to take the last bytes.
 _CLOSE_S: Final = 1.0
@@ -487,7 +487,7 @@ class Channel:
         try:
             async with asyncio.timeout(self.dialing.connect_s):
                 await self._dial(link)
-                # Shielded: whoever waits may be cancelled, and the future still tells whether there is a connection.
+                # Shielded: whoever waits may be cancelled, and the future still says whether there is a connection.
                 await asyncio.shield(link.settled)
         except _NO_CONNECTION as err:
             self._failure = self._text_of(err)

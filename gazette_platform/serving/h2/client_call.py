@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
-__all__ = ["LATE", "ClientCall"]
-
 LATE: Final = "Deadline Exceeded"
 
 # A server learns the deadline in whole milliseconds, and its clock may be ahead.
@@ -32,7 +30,7 @@ class ClientCall(TwoWay[ClientCarrier]):
     Attributes:
         is_over: whether its status is known.
         is_sent: whether we have ended our side.
-        can_repeat: whether it may begin anew, if the server has not processed it.
+        can_repeat: whether it may restart, if the server has not processed it.
         has_expired: whether it was ended by `expire_in`.
         on_over: called once its status is known.
     """
@@ -152,7 +150,7 @@ class ClientCall(TwoWay[ClientCarrier]):
         self._break(Code.UNAVAILABLE, PEER_LEFT)
 
     def expire_in(self, timeout_s: float | None) -> None:
-        """Set the deadline, of which the other side is not told; None: there is none any more."""
+        """Set the deadline, which the other side does not learn; None: there is none any more."""
         deadlines = self._connection.deadlines
         if self._step:
             deadlines.discard(self, self._step)
@@ -250,7 +248,7 @@ class ClientCall(TwoWay[ClientCarrier]):
         try:
             await self.send_parts(raw)
         except RpcFailed:
-            return  # whoever waits for the response is told
+            return  # the caller that waits for the response gets it
         self._end_sending()
 
     def greeted(self, metadata: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ An endpoint takes what its peer sent (`receive`) and collects what is to be sent
 that concerns a stream it invokes a hook, which a subclass has. A fault of the peer ends the stream, or the
 connection with a GOAWAY, as RFC 9113 demands in sections 5.1 and 6.
 
-Flow control has two levels. A stream gets new credit when its messages are taken, so one that nobody reads
+Flow control has two levels. A stream gets new credit when its messages are taken, so one that is not read
 stops its peer. The connection's credit and its unread content never exceed a budget together.
 
 Long because the states of a connection and of its streams change together.
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.h2.limits import Limits
 
-__all__ = ["Endpoint"]
-
 _HEAD_BYTES: Final = 9
 _DEFAULT_WINDOW: Final = 65_535
 _DEFAULT_FRAME: Final = 16_384
@@ -60,7 +58,7 @@ class Endpoint(ABC):
         send_room: bytes of DATA that the peer allows on the connection.
         peer_window: bytes that the peer allows on a new stream.
         peer_frame: largest frame to send.
-        unread: bytes received of messages that nobody has taken, with their `MESSAGE_COST`.
+        unread: bytes received of messages that were not taken, with their `MESSAGE_COST`.
         swept_at: the time that the last `decay` was given.
         is_greeted: whether the peer has sent its preface; that of a server is its SETTINGS.
         is_over: whether a fault has ended the connection.
@@ -83,7 +81,7 @@ class Endpoint(ABC):
         self._recv_low = limits.connection_bytes // 2
         self._stream_low = limits.stream_window >> 2
         self._ids = StreamIds()
-        # Of requests that are no calls; only a server has them.
+        # Of requests that are not calls; only a server has them.
         self._refused: dict[int, Stream] = {}
         self._tail = b""
         # The rest of a DATA frame, or of one that is skipped: content, what follows it, stream and flags.
@@ -131,7 +129,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def _preface(self, data: bytes) -> int:
-        """Check how the connection begins. Returns: where its first frame does, if it is there."""
+        """Check how the connection begins. Returns: where its first frame does, if it has come."""
 
     @abstractmethod
     def _whole_block(self, stream_id: int, flags: int, block: bytes) -> None:
@@ -484,7 +482,7 @@ class Endpoint(ABC):
         stream.recv_room -= length
         if stream.recv_room < 0:
             raise StreamFault(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
-        if stream.refusal:  # nobody reads it
+        if stream.refusal:  # it is not read
             stream.unacked += length
             self._credit_stream(stream)
         else:

@@ -7,45 +7,6 @@ from typing import Final, NamedTuple
 
 from typing_extensions import override
 
-__all__ = [
-    "ACK",
-    "CONTINUATION",
-    "DATA",
-    "END_HEADERS",
-    "END_STREAM",
-    "GOAWAY",
-    "HEADERS",
-    "KNOWN_KINDS",
-    "PADDED",
-    "PING",
-    "PREFACE",
-    "PRIORITY",
-    "PRIORITY_FLAG",
-    "PUSH_PROMISE",
-    "RST_STREAM",
-    "SETTINGS",
-    "WINDOW_MAX",
-    "WINDOW_UPDATE",
-    "ConnectionFault",
-    "ErrorCode",
-    "Setting",
-    "StreamFault",
-    "check_frame",
-    "error_code",
-    "frame",
-    "goaway",
-    "pack_head",
-    "priority_parent",
-    "read_goaway",
-    "read_settings",
-    "reset",
-    "settings",
-    "unpack_head",
-    "unpadded",
-    "window_increment",
-    "window_update",
-]
-
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 DATA: Final = 0

@@ -77,9 +77,9 @@ LIMITS = Limits()
 PEER_LIMITS = Limits(
     noise=1_000_000, resets=1_000_000, stream_window=1 << 20, connection_bytes=1 << 30
 )
-"""Of what a channel receives. It chose whom to ask, so floods are no concern. A call whose caller has stopped
+"""Of what a channel receives. It chose whom to call, so floods are not a concern. A call whose caller has stopped
 holds two messages of the usual size; eight times as much was no faster when measured over loopback. The
-connection has room for a thousand of them: a call that nobody reads must hold up no other."""
+connection has room for a thousand of them: a call that is not read must delay no other."""
 
 CLIENT_LIMITS = replace(PEER_LIMITS, stream_window=2 << 20)
 """Of what a client receives. Brokers may be far away: with 50 ms between them, a read comes at 40 MB/s. A window

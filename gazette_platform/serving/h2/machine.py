@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.serving.h2.limits import Limits
     from gazette_platform.serving.h2.requests import Request, Requests
 
-__all__ = ["Machine"]
-
 _DRAIN_PAYLOAD: Final = b"draining"
 
 
@@ -84,7 +82,7 @@ class Machine(Endpoint):
                 self.on_idle()
 
     def refuse(self, stream_id: int, answer: bytes, *, is_ended: bool) -> None:
-        """End a stream, whose last frame is `answer`; a client that still sends is told to stop."""
+        """End a stream, whose last frame is `answer`; a client that still sends gets RST_STREAM."""
         self.put(answer)
         if not is_ended:
             self._reset(stream_id, ErrorCode.NO_ERROR)
@@ -96,7 +94,7 @@ class Machine(Endpoint):
 
     @override
     def _preface(self, data: bytes) -> int:
-        """Check how the connection begins. Returns: where its first frame does, if it is there."""
+        """Check how the connection begins. Returns: where its first frame does, if it has come."""
         expected = frames.PREFACE
         if data.startswith(expected):
             self.is_greeted = True
@@ -151,7 +149,7 @@ class Machine(Endpoint):
             self._end(stream)
 
     def _refuse_http(self, stream_id: int, request: Request, *, is_ended: bool) -> None:
-        """Answer what is no call of gRPC. Clients of other kinds want their requests read to the end."""
+        """Answer what is not a call of gRPC. Clients of other kinds want their requests read to the end."""
         limits = self.limits
         stream = self._refused[stream_id] = Stream(
             stream_id,

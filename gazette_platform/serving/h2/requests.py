@@ -39,7 +39,7 @@ _OURS: Final = frozenset(
 )
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 # RFC 9113 forbids blanks around a value, too. gRPC's servers take them: who sends an empty token is to be
-# told so, and not that the stream was reset.
+# answered so, and not with a reset of the stream.
 _BAD_VALUE: Final = re.compile(rb"[\0\r\n]")
 _CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.DOTALL)
 
@@ -70,7 +70,7 @@ class Request:
     encoding: bytes = b""
     """How messages may be compressed; empty: in no way that we know."""
     http_status: int = 200
-    """Another one refuses what is no call of gRPC."""
+    """Another one refuses what is not a call of gRPC."""
     extra_bytes: int = 0
     """Memory that its metadata takes as long as the call is open, beyond what is usual."""
 
@@ -151,7 +151,7 @@ def _http_status(method: bytes, content_type: bytes) -> int:
 
 
 def _text(value: bytes) -> str:
-    """Decode a value; one that is not UTF-8 is no token, and no name of anything."""
+    """Decode a value; one that is not UTF-8 is neither a token nor a name."""
     return value.decode(errors="backslashreplace")
 
 

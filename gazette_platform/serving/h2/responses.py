@@ -20,22 +20,6 @@ from gazette_platform.serving.interface import Code, go_spelling
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "PREFIX_BYTES",
-    "STATUS_OF",
-    "TRAILERS_BYTES",
-    "Status",
-    "data_head",
-    "failure",
-    "greeted_message",
-    "greeting",
-    "http_refusal",
-    "message",
-    "prefix",
-    "trailers",
-    "unpack_prefix",
-]
-
 PREFIX_BYTES: Final = 5
 """Of each message: whether it is compressed, and its length."""
 
@@ -169,7 +153,7 @@ def failure(
 
 
 def http_refusal(stream_id: int, status: int) -> bytes:
-    """Build the answer to a request that is no call of gRPC."""
+    """Build the answer to a request that is not a call of gRPC."""
     return frame(HEADERS, _END, stream_id, literal(b":status", b"%d" % status))
 
 

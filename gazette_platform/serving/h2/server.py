@@ -201,7 +201,7 @@ class Connection(Carrier, asyncio.Protocol):
         self.on_room(None)
 
     def hold(self, *, is_held: bool) -> None:
-        """Read nothing while the process holds too much that nobody has taken."""
+        """Read nothing while the process holds too much that was not taken."""
         self._is_held = is_held
         self._read_if_allowed()
 
@@ -345,7 +345,7 @@ class Connection(Carrier, asyncio.Protocol):
                 call.end(Status.UNKNOWN, text)
 
     def _end_squeezed(self, now: float) -> None:
-        """End the call with most unread bytes, if the client cannot send and nobody reads on."""
+        """End the call with most unread bytes, if the client cannot send and its handler does not read."""
         is_stuck = self._is_held or self.recv_room < self.limits.connection_bytes >> 4
         if not is_stuck or self.unread < self._squeezed or not self._squeezed_at:
             self._squeezed_at = now if is_stuck else 0.0

@@ -131,7 +131,7 @@ class Stream:
     """A stream that a client opened, until both sides have ended it or one has reset it.
 
     Attributes:
-        messages: whole messages that nobody has taken yet.
+        messages: whole messages that were not taken yet.
         missing: bytes that the message under way lacks; 0: there is none.
         rest: the part of a message's prefix that has come.
         is_ended: whether the client has ended its side.
@@ -143,7 +143,7 @@ class Stream:
             frame under way; and unusual amounts of metadata.
         unacked: bytes taken for which the client has no new credit yet.
         lent: credit beyond the window, for a message that is larger.
-        refusal: what answers a request that is no call, once it has ended; empty: it is a call.
+        refusal: what answers a request that is not a call, once it has ended; empty: it is a call.
         encoding: how the client may compress messages; empty: in no way that we know.
         body_left: bytes that the body must still have; None: the client did not say.
         opened_at: when it was opened, to the precision of the sweep.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.process.signals import Signals
 
-__all__ = ["HURRY", "LEAVE", "LEAVES", "METRICS", "SERVES", "SupervisorLine", "task_of"]
-
 _log = logging.getLogger(__name__)
 
 LEAVE: Final = b"leave\n"
@@ -47,7 +45,7 @@ _LENGTH_BYTES: Final = 8
 
 
 def task_of(content: bytes) -> bytes:
-    """Return the bytes that tell a member its task: the first that its supervisor sends."""
+    """Return the bytes with a member's task: the first that its supervisor sends."""
     return len(content).to_bytes(_LENGTH_BYTES) + content
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Final
 
-__all__ = ["LINE_BYTES_MAX", "named_line"]
-
 LINE_BYTES_MAX: Final = 64 << 10
 """Longer lines are cut into several."""
 

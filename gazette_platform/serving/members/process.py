@@ -19,8 +19,6 @@ from gazette_platform.serving.members.output import LINE_BYTES_MAX, named_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["MemberProcess"]
-
 _log = logging.getLogger(__name__)
 
 # Seconds for a page of metrics. A member that is busy for longer is left out of this page.
@@ -34,7 +32,7 @@ class MemberProcess:
     Args:
         name: of the member.
         command: program and arguments.
-        task: told to it first.
+        task: sent to it first.
         is_json: whether each line of its log is a JSON object.
         changed: called when `serves` changes.
 
@@ -174,7 +172,7 @@ class MemberProcess:
         assert popen.stdout is not None
         with popen.stdout as output:
             while line := output.readline(LINE_BYTES_MAX):
-                with contextlib.suppress(OSError, ValueError):  # nobody reads our log any more
+                with contextlib.suppress(OSError, ValueError):  # our log has no reader any more
                     sys.stderr.write(named_line(line, self.name, is_json=self._is_json))
                     sys.stderr.flush()
         code = popen.wait()

@@ -31,8 +31,6 @@ from gazette_platform.serving.process.signals import HURRIED_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Member", "Supervision", "Supervisor"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +41,7 @@ class Member:
     name: str
     """For logs and metrics; unique."""
     task: bytes
-    """Told to it when it starts."""
+    """Sent to it when it starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,8 +17,6 @@ from prometheus_client.utils import floatToGoString
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Totals"]
-
 _SUMMED: Final = frozenset(("counter", "histogram", "summary"))
 
 

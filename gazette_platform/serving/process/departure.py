@@ -1,4 +1,4 @@
-"""The steps by which a server leaves, each within a time."""
+"""The steps with which a server leaves, each within a time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.faults import Faults
 
-__all__ = ["Departure"]
-
 _log = logging.getLogger(__name__)
 
-# Seconds for each step of leaving once the process was told to leave twice.
+# Seconds for each step of leaving after a second signal.
 _HURRY_S: Final = 1.0
 
 
@@ -24,7 +22,7 @@ class Departure:
     """Takes one step of leaving after the other. Whatever becomes of one, the next one is taken.
 
     Args:
-        faults: told of errors that a step ended by.
+        faults: counts errors that ended a step.
     """
 
     def __init__(self, faults: Faults) -> None:

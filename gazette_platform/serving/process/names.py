@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import random
 
-__all__ = ["random_id"]
-
 
 def _words(text: str) -> list[str]:
     return text.split()

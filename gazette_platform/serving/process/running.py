@@ -1,4 +1,4 @@
-"""The process of one server: from its start until it was told to leave, or failed."""
+"""The process of one server: from its start until it has to leave, or fails."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from gazette_platform.serving.process.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["Overseer", "Server", "run_server"]
 
 S = TypeVar("S", bound="Server")
 
@@ -79,7 +77,7 @@ def run_server(
     Args:
         make: the server, on the event loop that it is to run on.
         flag: sets the time for leaving, as ``broker.drain-timeout``.
-        on_start: told once it serves.
+        on_start: called once it serves.
         overseer: of this process, beside signals.
 
     Raises: GazetteError: it could not start, or could not go on; the message says why.

@@ -1,4 +1,4 @@
-"""What the process does when it is told to end, or when a callback of its event loop fails."""
+"""What the process does on a signal to end, or when a callback of its event loop fails."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from gazette_platform.ops.faults import Faults
     from gazette_platform.serving.process.watchdog import Watchdog
 
-__all__ = ["HURRIED_S", "Leaver", "Signals", "on_loop_error"]
-
 _log = logging.getLogger(__name__)
 
 _NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
 
 HURRIED_S: Final = 10.0
-"""Seconds that are left to a process that was told to end twice, or has nothing left to do."""
+"""Seconds that are left to a process after a second signal, or with nothing left to do."""
 
 
 class Leaver(Protocol):
@@ -70,7 +68,7 @@ class Signals:
         hearing = threading.Thread(target=self._hear, name="signals", daemon=True)
         hearing.start()
         assert hearing.ident is not None
-        for number in _NUMBERS:  # that a thread took which was there before
+        for number in _NUMBERS:  # that an earlier thread took
             pass_on = partial(signal.pthread_kill, hearing.ident, number)
             self._loop.add_signal_handler(number, pass_on)
 
@@ -78,13 +76,13 @@ class Signals:
         """Ask the server to leave; nothing if it was asked before. May be called by any thread."""
         self.leave()
         self._tell(self._stop)
-        aside(_log.info, "told to leave")
+        aside(_log.info, "asked to leave")
 
     def hurry(self) -> None:
         """Ask the server, which was asked before, to leave at once. May be called by any thread."""
-        self._watchdog.arm(HURRIED_S, "it was told so twice")
+        self._watchdog.arm(HURRIED_S, "it got a second signal")
         self._tell(self._server.hurry)
-        aside(_log.warning, "told to leave again: nothing is waited for any more")
+        aside(_log.warning, "asked to leave again: no more waiting")
 
     def leave(self) -> None:
         """The server begins to leave, by a signal or by a failure. May be called by any thread."""
@@ -110,7 +108,7 @@ class Signals:
 
 
 def on_loop_error(server: Leaver, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A callback, or a task that nobody waits for, has failed. Its owner has lost that one call."""
+    """A callback, or a task that is not awaited, has failed. Its owner has lost that one call."""
     error, what = context.get("exception"), str(context.get("message"))
     if error is None or "PollerCompletionQueue" in what:  # the latter is grpc.aio's, and harmless
         loop.default_exception_handler(context)

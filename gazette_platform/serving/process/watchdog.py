@@ -1,7 +1,7 @@
-"""Ends a process that was told to end and does not.
+"""Ends a process that has to end and does not.
 
 A thread that hangs in a disk or a store holds up the interpreter for ever, and so does an event
-loop that hangs. If somebody asked for the end with a time limit, or a second time, it comes all the same.
+loop that hangs. If the end was asked for with a time limit, or a second time, it comes all the same.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Watchdog", "aside"]
-
 _log = logging.getLogger(__name__)
 
 _FAILED = 1
 
-# For telling what it hangs in.
+# To log what it hangs in.
 _SAY_S = 2.0
 
 
@@ -72,9 +70,9 @@ class Watchdog:
 
 
 def aside(call: Callable[..., None], *args: object) -> threading.Thread:
-    """Log, in a thread of its own: that may hang, too, in a pipe that nobody reads or in a disk.
+    """Log, in a thread of its own: that may hang, too, in a pipe without a reader or in a disk.
 
-    Returns: the thread; it is no reason for the process to go on.
+    Returns: the thread; it does not keep the process alive.
     """
     thread = threading.Thread(target=call, args=args, name="log", daemon=True)
     thread.start()

@@ -15,16 +15,15 @@ import typer
 from gazette_platform.cli.gazctl.arguments import Selection, SelectorOrNames, complete_names
 from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.output import note
-from gazette_platform.client import AppendWriter, AsyncClient
+from gazette_platform.client import AppendWriter, AsyncClient, JournalListing
 from gazette_platform.errors import DataError, JournalNotFound, ValidationError
 
 if TYPE_CHECKING:
     from gazette_platform.cli.gazctl.journals.append_input import AppendInput
-    from gazette_platform.client import JournalListing
 
 _KEY_BYTES_SHOWN = 80
 
-# Content-types of which records are lines.
+# Content-types whose records are lines.
 _LINES = frozenset({"application/x-ndjson", "text/csv"})
 
 
@@ -54,7 +53,7 @@ def append(
             metavar="NAME",
             show_default=False,
             autocompletion=complete_names,
-            help="Journal, in place of a selector; a name that ends in / means any below it.",
+            help="Journal, in place of a selector.",
         ),
     ] = None,
     files: Annotated[
@@ -138,6 +137,7 @@ def append(
     if selector is not None and name is not None:
         files = [name, *(files or [])]
         name = None
+    _require_one(name, mapping)
     selection = Selection.of([name] if name is not None else None, selector)
     if files and input_file is not None:
         raise typer.BadParameter("give files or --input, and not both")
@@ -181,6 +181,16 @@ def append(
         ) from err
 
 
+def _require_one(name: str | None, mapping: Mapping) -> None:
+    """Raises: ValidationError: `name` is a prefix, and records would go to any journal below it."""
+    if name is not None and name.endswith("/") and mapping is Mapping.RANDOM:
+        raise ValidationError(
+            f"{name} is a prefix, and one of its journals would be chosen at random: name the journal, or give "
+            f"-l name:prefix={name} if any of them will do",
+            path="NAME",
+        )
+
+
 async def _append_whole(client: AsyncClient, selection: Selection, source: "AppendInput") -> None:
     listing = random.choice(await matching(client, selection))  # noqa: S311  no secret
     journal = listing.name
@@ -196,9 +206,15 @@ def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) ->
     Args:
         listing: a journal that got it.
         source: of the content, read to its end.
-        framing: by which it was appended.
+        framing: that of the append.
     """
-    from gazette_platform.lake.formats import Kind, recognize, remedy, title  # noqa: PLC0415
+    from gazette_platform.lake.spec.formats import (  # noqa: PLC0415
+        OVER_LINES,
+        Kind,
+        recognize,
+        remedy,
+        title,
+    )
 
     kinds = listing.spec.labels.values_of("content-type")
     has_lines = bool(_LINES.intersection(kinds))
@@ -212,6 +228,11 @@ def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) ->
     elif (what := remedy(found)) and (has_lines or not kinds):
         note(
             f"warning: {source.title} is {title(found)}, and was appended as it is; to read it in SQL, {what}"
+        )
+    elif found.is_over_lines and (has_lines or not kinds):
+        note(
+            f"warning: {source.title} is CSV with line breaks in quoted fields, and was appended as it is: each line "
+            f"would be a row. To read it in SQL, {OVER_LINES}"
         )
     elif what or framing is Framing.LINES or source.last_byte == b"\n":
         return
@@ -241,7 +262,7 @@ async def _append_records(
                 _ = await writers[index].write(b"".join(content))
         router.finish()
     finally:
-        # Also after bad input: what came before it was accepted in order, and is told about.
+        # Also after bad input: what came before it was accepted in order, and is reported.
         appended = await _close(writers)
         if router.count or sys.exc_info()[0] is None:
             count = "1 record" if router.count == 1 else f"{router.count} records"
@@ -288,7 +309,7 @@ async def _records(source: "AppendInput", framing: Framing) -> AsyncIterator[lis
 
 async def _values(source: "AppendInput") -> AsyncIterator[list[bytes]]:
     """Batches of JSON values, each as a line."""
-    from gazette_platform.lake.formats import recognize, remedy, title  # noqa: PLC0415
+    from gazette_platform.lake.spec.formats import recognize, remedy, title  # noqa: PLC0415
     from gazette_platform.message.json_lines import JsonValues  # noqa: PLC0415
 
     values = JsonValues()

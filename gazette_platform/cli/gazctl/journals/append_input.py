@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, Protocol, Self, final
 from gazette_platform.cli.output import note
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import DataError, ValidationError
-from gazette_platform.lake.formats import HEAD_BYTES, Kind, recognize
+from gazette_platform.lake.spec.formats import HEAD_BYTES, Kind, recognize
 from gazette_platform.protocol import CompressionCodec
 
 _STEP_BYTES: Final = 1 << 20
@@ -173,7 +173,7 @@ class AppendInput:
 
     Attributes:
         title: what to call it in messages.
-        head: the first bytes of the content, by which its format is recognised.
+        head: the first bytes of the content, which show its format.
         last_byte: of what was read last; empty if there is no content.
     """
 

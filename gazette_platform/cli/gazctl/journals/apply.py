@@ -1,6 +1,6 @@
 """`gazctl journals apply` and `edit`: specs that change, and what keeps their journals from working.
 
-Before the change, stores that no journal can be kept in and heads of old listings are refused. After it, warnings tell what
+Before the change, stores that no journal can be kept in and heads of old listings are refused. After it, warnings say what
 may yet come right: too few brokers, and stores that none of them can use now.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -28,7 +28,7 @@ from gazette_platform.cli.gazctl.specs import (
     require_distinct,
 )
 from gazette_platform.cli.output import note, print_text
-from gazette_platform.client import AsyncClient, Change
+from gazette_platform.client import AsyncClient, Change, JournalListing
 from gazette_platform.client.journals import apply_request
 from gazette_platform.errors import CallFailed, GazetteError, ValidationError
 from gazette_platform.protocol import (
@@ -39,17 +39,12 @@ from gazette_platform.protocol import (
     validate_apply_request,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gazette_platform.client import JournalListing
-
 # Brokers assign a new journal within a fraction of a second, and check a store that works as fast.
 _ASSIGNED_S = 3.0
 _CHECKED_S = 5.0
 _POLL_S = 0.1
 
-# Who applies specs need not wait longer for brokers that cannot tell where journals end.
+# `apply` waits no longer than this for brokers that do not know where journals end.
 _HEADS_TIMEOUT_S = 5.0
 
 # Beyond so many, one finds out from the first ones.
@@ -129,7 +124,7 @@ async def aftermath(client: AsyncClient, changes: Sequence[Change]) -> list[str]
     """What is amiss with journals that were applied, in words; after five seconds at most.
 
     Brokers accept such specs, since brokers may come and stores be mended. What cannot be found out is
-    not told: the caller's token may allow no more than to apply.
+    not reported: the caller's token may allow no more than to apply.
 
     Cancellation: safe.
     """
@@ -161,7 +156,7 @@ async def _lacking(client: AsyncClient, specs: Mapping[str, JournalSpec]) -> lis
                     return _told(short)
                 await asyncio.sleep(_POLL_S)
     except (GazetteError, TimeoutError):
-        return []  # applied they are, and `list` tells
+        return []  # they are applied, and `list` shows them
 
 
 def _short(
@@ -186,7 +181,7 @@ def _told(short: Sequence[tuple[str, int, int]]) -> list[str]:
 
 
 async def _broken(client: AsyncClient, store: str) -> str:
-    """Why no journal can be kept in a store, as a broker sees it; empty: it can, or nobody knows."""
+    """Why no journal can be kept in a store, as a broker sees it; empty: it can, or no broker knows."""
     try:
         async with asyncio.timeout(_CHECKED_S):
             health = await client.store_health(store)
@@ -303,7 +298,7 @@ async def _found(client: AsyncClient, changes: Sequence[Change]) -> dict[str, Fo
 
 
 def _wanted(change: Change, found: Mapping[str, Found[JournalSpec]]) -> Wanted[JournalSpec]:
-    """What a change asks for. Whether a journal is suspended is no one's wish, unless the spec says so."""
+    """What a change asks for. It leaves the suspension of a journal alone, unless the spec sets it."""
     spec, now = change.spec, found.get(change.name)
     if spec is not None and spec.suspend is None and now is not None and not change.revision:
         spec = replace(spec, suspend=now.spec.suspend)

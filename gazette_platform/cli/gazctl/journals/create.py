@@ -20,6 +20,7 @@ from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.ops import platforms
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
+    BrokerSpec,
     CompressionCodec,
     FragmentSpec,
     JournalSpec,
@@ -32,7 +33,6 @@ from gazette_platform.protocol.specs import REPLICATION_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gazette_platform.protocol import BrokerSpec
 
 # Two replicas survive the loss of one zone, and three that of one while another is being replaced.
 _REPLICATION_MAX: Final = 3
@@ -155,7 +155,7 @@ def labels_of(texts: Iterable[str]) -> LabelSet:
 
 
 def flush_interval_ns(text: str) -> int:
-    """Parse ``--flush``. Raises: ValidationError: it is no duration, or one that brokers refuse.
+    """Parse ``--flush``. Raises: ValidationError: it is not a duration, or one that brokers refuse.
 
     >>> flush_interval_ns("5m"), flush_interval_ns("0s")
     (300000000000, 0)

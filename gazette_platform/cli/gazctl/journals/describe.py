@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, final
@@ -15,24 +15,20 @@ import typer
 from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames, seconds_of
 from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.output import NONE, print_json, print_table, print_text
-from gazette_platform.client import AsyncClient
+from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
 from gazette_platform.errors import GazetteError, ValidationError
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
-    from gazette_platform.client import FragmentListing, JournalListing
-    from gazette_platform.ops.clock import Clock
 
 # Journals asked about at once.
 _CONCURRENT_MAX = 32
 
-# A journal whose brokers cannot tell of it now, as while its store cannot be listed, must not keep those
+# A journal whose brokers do not know it now, as while its store cannot be listed, must not keep those
 # of all others from the screen for as long as a reader of it would wait.
 _PATIENCE_S = 1.0
 _CALL_TIMEOUT_S = 10.0
@@ -45,7 +41,7 @@ class Stored:
     begin: int = 0
     """First byte that there is."""
     end: int = 0
-    """Behind the last byte that there is."""
+    """Offset after the last byte."""
     stored_bytes: int = 0
     unpersisted_bytes: int = 0
     """Those that no store has: they are in the spools of brokers."""

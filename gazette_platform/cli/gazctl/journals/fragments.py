@@ -54,7 +54,7 @@ def fragments(
             "--to",
             parser=instant_option,
             metavar="TIME",
-            help="Persisted until: Unix seconds, @-1h for an hour ago, or an ISO 8601 time. 0 is no bound.",
+            help="Persisted until: Unix seconds, @-1h for an hour ago, or an ISO 8601 time. 0: no bound.",
         ),
     ] = 0,
     url_ttl: Annotated[

@@ -16,7 +16,7 @@ import typer
 from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames
 from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.output import note, print_text
-from gazette_platform.client import AsyncClient
+from gazette_platform.client import AsyncClient, JournalListing
 from gazette_platform.errors import (
     CallFailed,
     GazetteError,
@@ -28,20 +28,21 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.fragment.refresh import fragment_of
-from gazette_platform.fragment.retention import Kept, PruneRule, StoredFragment, plan_prune
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.fragment.retention import (
+    Kept,
+    PrunePlan,
+    PruneRule,
+    StoredFragment,
+    plan_prune,
+)
+from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.retry import insist
-from gazette_platform.protocol import SuspendLevel, parse_store_url
-from gazette_platform.stores import clock_probe, open_store
+from gazette_platform.protocol import Fragment, SuspendLevel, parse_store_url
+from gazette_platform.stores import FragmentStore, clock_probe, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
-    from gazette_platform.client import JournalListing
-    from gazette_platform.fragment.retention import PrunePlan
-    from gazette_platform.ops.clock import Clock
-    from gazette_platform.protocol import Fragment
-    from gazette_platform.stores import FragmentStore
 
 # Clocks that differ by less are not worth a line: retentions are hours.
 _TOLD_S: Final = 60.0
@@ -52,7 +53,7 @@ class StoreTime:
     """Asks each store once. The clock of this machine may be wrong, and would have young fragments go.
 
     Args:
-        tell: takes a line for the person at the terminal.
+        tell: prints a line for the person at the terminal.
     """
 
     def __init__(self, clock: Clock, tell: Callable[[str], None]) -> None:
@@ -64,7 +65,7 @@ class StoreTime:
     async def now_s(self, stores: Iterable[FragmentStore]) -> float:
         """Unix seconds by the clock of these stores; if they differ, by the one that is most behind.
 
-        Of a store that cannot be asked, the clock of this machine counts, and it is told.
+        For a store that does not answer, the clock of this machine counts, and a warning says so.
 
         Cancellation: an object of a few bytes may stay in a store, where no journal is.
         """
@@ -83,12 +84,12 @@ class StoreTime:
             stored_at = await clock_probe(store)
         except StoreError as err:
             self._tell(
-                f"warning: {store.url} does not tell its time: ages of fragments are by the clock of this "
+                f"warning: {store.url} does not report its time: ages of fragments are by the clock of this "
                 f"machine ({err})"
             )
             return own_s - began_s
         ended_s = self._clock.monotonic()
-        # It was written between the two, and the store tells whole seconds: so this is no later than it is.
+        # It was written between the two, and the store reports whole seconds, so this cannot be too late.
         skew_s = max(own_s - stored_at - 1, stored_at - own_s - (ended_s - began_s))
         if skew_s > _TOLD_S:
             word = "behind" if stored_at < own_s else "ahead of"
@@ -145,7 +146,7 @@ class FragmentRemover:
                     f"{store.url}: removing it took over {_REMOVE_TIMEOUT_S:g} s"
                 ) from err
 
-        with suppress(ObjectNotFound):  # somebody else pruned it
+        with suppress(ObjectNotFound):  # another process pruned it
             await insist(call, is_over=lambda: self._clock.monotonic() > give_up_at)
 
 
@@ -154,7 +155,7 @@ _REMOVALS_MAX: Final = 32
 _LIST_TIMEOUT_S: Final = 300.0
 # Of one journal: a store that refused so many refuses the rest, too.
 _FAILURES_MAX: Final = 10
-# Savepoints that somebody makes while we work are respected after so many seconds.
+# Savepoints that others make while we work are respected after so many seconds.
 _SAVEPOINTS_AGE_S: Final = 5.0
 
 _CONTENT_TYPE: Final = "content-type"
@@ -185,7 +186,7 @@ class Pruner:
     Args:
         file_root: directory that ``file`` stores are rooted at; None refuses these, except in a dry run.
         rule: which fragments to remove; None: by the retention of each journal's spec.
-        tell: takes a line for the person at the terminal.
+        tell: prints a line for the person at the terminal.
         on_planned: takes how many fragments of a journal are about to be removed.
         on_removed: takes each fragment that was removed, or would be in a dry run.
     """
@@ -299,7 +300,7 @@ class Pruner:
                 async for item in store.list(f"{journal}/"):
                     with suppress(
                         ValidationError
-                    ):  # brokers' logs name objects that are no fragments
+                    ):  # brokers' logs name objects that are not fragments
                         fragment = fragment_of(journal, url, item)
                         found.append(StoredFragment(fragment, item.size))
         except TimeoutError as err:
@@ -377,7 +378,7 @@ async def check_is_alone(client: AsyncClient, name: str) -> None:
     below = await client.list(f"name:prefix={name}/")
     if below:
         raise StoreError(
-            f"the fragments of {below[0].name} lie in its folder, and cannot be told from its own "
+            f"the fragments of {below[0].name} lie in its folder, and cannot be distinguished from its own "
             "(brokers refuse such names today; move one of the two)"
         )
 
@@ -385,7 +386,7 @@ async def check_is_alone(client: AsyncClient, name: str) -> None:
 def _check_is_same(named: list[Fragment], stored: list[StoredFragment]) -> None:
     """Refuse stores that are not those of the brokers, such as a copy of them, or another file root.
 
-    Pruning leaves the last fragment, so the one that brokers name is there.
+    Pruning leaves the last fragment, so the one that brokers name exists.
 
     Raises: StoreError.
     """
@@ -415,7 +416,7 @@ class _Savepoints:
     async def first_of(self, journal: str) -> int | None:
         """The least offset of a journal that a savepoint names; None: none does.
 
-        Raises: SavepointError: the brokers cannot tell.
+        Raises: SavepointError: the brokers do not know.
         """
         async with self._loading:
             now = self._clock.monotonic()
@@ -441,7 +442,7 @@ class _Savepoints:
             if err.code != "UNIMPLEMENTED":
                 raise
             raise SavepointError(
-                "the broker that was asked keeps no savepoints, so that nobody can tell what they name "
+                "the broker that was asked keeps no savepoints, so what they name is unknown "
                 "(it is one of Gazette's own, which have none: give --ignore-savepoints; or ask one "
                 "of ours by --broker.address)"
             ) from err
@@ -449,7 +450,7 @@ class _Savepoints:
 
     async def _all(self) -> AsyncGenerator[tuple[str, dict[str, int]], None]:
         for listed in await self._client.list_savepoints():
-            with suppress(SavepointNotFound):  # somebody deleted it meanwhile
+            with suppress(SavepointNotFound):  # another process deleted it meanwhile
                 found = await self._client.get_savepoint(listed.name)
                 yield found.name, dict(found.offsets)
 
@@ -482,7 +483,7 @@ def prune(
             min=0,
             max=_OFFSET_MAX,
             metavar="OFFSET",
-            help="With --before-offset: only what begins at or behind it, to trim the middle.",
+            help="With --before-offset: only what begins at or after it, to trim the middle.",
         ),
     ] = 0,
     ignore_savepoints: Annotated[
@@ -503,11 +504,11 @@ def prune(
     A journal whose retention is 0 or not set keeps everything. What is removed is gone: reads
     below the first remaining fragment then jump to it.
 
-    Kept in any case: what is in brokers only; the last fragment, which tells where the journal ends,
+    Kept in any case: what is in brokers only; the last fragment, which shows where the journal ends,
     unless the journal is suspended; recovery logs; what a savepoint names, and what follows it; and what
     lies in the middle, before a fragment stored within the last six hours, as reads do not jump there yet.
 
-    How old a fragment is, its store tells by its own clock: for that a small object is written beside those
+    The store's own clock decides how old a fragment is: for that a small object is written beside those
     of health checks, and removed.
 
     Other journals go on when one fails; then the exit status is 1. Run it again to do the rest.
@@ -530,9 +531,7 @@ def prune(
                 f"is an offset of one journal, and {len(journals)} match {selection.text}",
                 path="--before-offset",
             )
-        # Slow to import, and no other command needs them.
-        from gazette_platform.cli.bars import FragmentBar  # noqa: PLC0415
-        from gazette_platform.cli.gazctl.journals.prune import Pruner  # noqa: PLC0415
+        from gazette_platform.cli.bars import FragmentBar  # noqa: PLC0415  slow to import
 
         with FragmentBar("pruning", is_shown=sys.stderr.isatty() and not dry_run) as bar:
 
@@ -570,8 +569,6 @@ def _rule(begin: int, end: int | None) -> PruneRule | None:
         if begin:
             raise ValidationError("needs --before-offset", path="--from-offset")
         return None
-    from gazette_platform.fragment.retention import PruneRule  # noqa: PLC0415
-
     try:
         return PruneRule(begin=begin, end=end)
     except ValidationError as err:

@@ -247,11 +247,11 @@ class _Merge:
         direct: bool,
     ) -> None:
         self.offsets = dict(begins.offsets)
-        """Behind what was written, of every journal read or given."""
+        """Offset after what was written, of every journal read or given."""
         self.created = dict(begins.created)
         """Which journals these belong to (`protocol.identity`)."""
         self.on_bytes: Callable[[int], None] | None = None
-        """Is told how many bytes were written."""
+        """Takes how many bytes were written."""
         self._client = client
         self._out = out
         self._out_name = out_name

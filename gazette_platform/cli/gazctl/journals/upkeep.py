@@ -24,7 +24,7 @@ def reset_head(
         typer.Option("-y", "--yes", help="Give up what is said to be lost, without a question."),
     ] = False,
 ) -> None:
-    """Let appends continue behind everything that the fragment stores hold.
+    """Let appends continue after everything that the fragment stores hold.
 
     Needed after all brokers of a journal lost their disks. A broker that comes back with its spool
     has all that it acknowledged, and needs no reset. So appends wait for one of those that held the
@@ -32,7 +32,7 @@ def reset_head(
     their spools hold content. Resetting the head gives that up: other content gets these offsets, and
     a broker that comes back nevertheless sets aside what it has there.
 
-    After etcd lost its data nobody knows which brokers held a journal, and appends are refused as well.
+    After etcd lost its data, no record says which brokers held a journal, and appends are refused as well.
     Start all brokers with their spools first: what only an absent one holds is given up.
 
     Nothing is done to journals that take appends. For all others it asks. Without a terminal it needs --yes.
@@ -128,7 +128,7 @@ def suspend(
 ) -> None:
     """Suspend journals, which then need fewer brokers, until they are appended to again.
 
-    Those are suspended of which nothing is left in brokers only, and nothing was stored for as long as
+    A journal is suspended if no content is left in brokers only, and nothing was stored for as long as
     their flush interval is, or for a day if they have none.
 
     **Example**

@@ -16,7 +16,7 @@ from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNa
 from gazette_platform.cli.gazctl.connection import FileRoot, connected, matching
 from gazette_platform.cli.gazctl.journals.prune import check_is_alone
 from gazette_platform.cli.output import note, print_json, print_table
-from gazette_platform.client import AsyncClient
+from gazette_platform.client import AsyncClient, JournalListing
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import (
     ChecksumMismatch,
@@ -30,15 +30,13 @@ from gazette_platform.fragment.audit import Finding, Kind, audit_names, missing_
 from gazette_platform.fragment.refresh import fragment_of
 from gazette_platform.fragment.retention import StoredFragment
 from gazette_platform.protocol.fragments import FragmentCheck
-from gazette_platform.stores import open_store
+from gazette_platform.stores import FragmentStore, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from gazette_platform.client import JournalListing
     from gazette_platform.protocol import Fragment
-    from gazette_platform.stores import FragmentStore
 
 _READS_MAX: Final = 4
 _STEP_BYTES: Final = 1 << 20
@@ -62,7 +60,7 @@ class Verified:
 
     @property
     def faults(self) -> int:
-        """Findings that somebody has to act on."""
+        """Findings that need an action."""
         return sum(finding.kind.is_fault for finding in self.findings)
 
 
@@ -273,9 +271,7 @@ def verify(
 
     async def work(client: AsyncClient) -> list[Verified]:
         journals = await matching(client, selection)
-        # Slow to import, and no other command needs them.
-        from gazette_platform.cli.bars import FragmentBar  # noqa: PLC0415
-        from gazette_platform.cli.gazctl.journals.verify import Verifier, failed  # noqa: PLC0415
+        from gazette_platform.cli.bars import FragmentBar  # noqa: PLC0415  slow to import
 
         results = []
         with FragmentBar("verifying", is_shown=sys.stderr.isatty()) as bar:

@@ -18,30 +18,27 @@ from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, JournalNotFound, LakeError, ValidationError
 from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, SpecFolder, StoreRoots, TableSpec, read_spec_folder
-from gazette_platform.lake.applying import (
+from gazette_platform.lake.inference.sampling import BrokerContent, served, spread
+from gazette_platform.lake.raw.applying import (
     FolderFile,
+    HeldNow,
     SpecFile,
+    drop_entries,
+    entries_of,
     files_to_put,
+    held_states,
     problems_among,
     problems_with_data,
     problems_with_journals,
     problems_with_table,
     put_files,
-)
-from gazette_platform.lake.check import SAMPLE_BYTES
-from gazette_platform.lake.meant import or_meant
-from gazette_platform.lake.recreating import (
-    HeldNow,
-    drop_entries,
-    entries_of,
-    held_states,
     stored_entry,
     why_missed,
 )
+from gazette_platform.lake.reading.check import SAMPLE_BYTES
 from gazette_platform.lake.rollups.spec import read_rollup_folder
-from gazette_platform.lake.sampling import BrokerContent, served, spread
-from gazette_platform.lake.spec_folder import in_file, problems_with_files, specs_by_file
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
+from gazette_platform.lake.spec.folder import in_file, or_meant, problems_with_files, specs_by_file
+from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
 from gazette_platform.protocol import JournalSpec
@@ -247,7 +244,7 @@ def _typed_problems(settings: LakeSettings, spec: TableSpec) -> list[ValidationE
 
 
 def _samples(client: Client, journals: list[JournalSpec]) -> list[tuple[str, bytes]]:
-    """What the first records of some journals are. One that cannot be read is left out, and told."""
+    """Return the first records of some journals. One that cannot be read is left out, and reported."""
     content = BrokerContent(client)
     samples: list[tuple[str, bytes]] = []
     for journal in spread(served(journals), _JOURNALS_READ_MAX):
@@ -268,7 +265,7 @@ class _Table:
     raw: str = ""
     typed: str = ""
     quarantine: str = ""
-    """The table of the typed one's quarantine."""
+    """The quarantine table of the typed table."""
     file: Path | None = None
     """The spec."""
 
@@ -389,7 +386,7 @@ def _typed_held(settings: LakeSettings, table: _Table) -> dict[str, str]:
 
 
 def _remove_spec(table: _Table) -> None:
-    """Take the spec, or its section `typed:`, out of the folder, and print what was there."""
+    """Take the spec, or its section `typed:`, out of the folder, and print it."""
     if table.file is None:
         return
     text = table.file.read_bytes()

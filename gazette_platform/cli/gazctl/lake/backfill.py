@@ -54,7 +54,7 @@ def backfill(
     end: int | None,
     engine: Engine | None,
 ) -> None:
-    """Make rows anew, and exit with 1 if some of what was asked for cannot be."""
+    """Make rows again, and exit with 1 if some of them cannot be made."""
     settings = settings_of()
     (found,), _ = typed_named(tables_folder(settings, tables), [table])
     require_no_key(found.typed)
@@ -74,7 +74,7 @@ def backfill(
             report = insisting(lambda: runner.run(found.typed, found.raw, wanted))
     for hole in report.holes:
         note(
-            f"{report.table}: nobody holds bytes {hole.begin} to {hole.end} of {hole.journal} ({hole.kind}), so rows of "
+            f"{report.table}: no broker or store holds bytes {hole.begin} to {hole.end} of {hole.journal} ({hole.kind}), so rows of "
             "these stay as they are"
         )
     for name, first, last in report.behind:
@@ -127,8 +127,8 @@ def _values(texts: list[str]) -> dict[str, str]:
 def _line(report: BackfillReport, raw: str) -> str:
     if not report.ranges:
         return (
-            f"{report.table}: nothing is made anew: no stored fragment is of such a Hive partition (`gazctl lake "
-            f"describe {raw}` shows what there is)"
+            f"{report.table}: no rows are made: no stored fragment is in such a Hive partition (`gazctl lake "
+            f"describe {raw}` lists them)"
         )
     count = sum(map(len, report.ranges.values()))
     return (
@@ -169,7 +169,7 @@ def reprocess(
     end: int | None,
     reason: str,
 ) -> None:
-    """Make rows of quarantined records that fit by now, and tell how many these are."""
+    """Make rows of quarantined records that fit now, and report how many."""
     settings = settings_of()
     (found,), _ = typed_named(tables_folder(settings, tables), [table])
     meant = Quarantined(journal=journal, begin=begin, end=end, reason=reason)
@@ -206,7 +206,7 @@ def accept(
 ) -> None:
     """Show what accepting the rollback of a table does, and do it, if a person says so.
 
-    Raises: TypedRolledBack: nobody did; nothing was changed.
+    Raises: TypedRolledBack: not accepted; nothing was changed.
     """
     settings = settings_of()
     found, _ = typed_named(tables_folder(settings, tables), names)
@@ -224,7 +224,7 @@ def accept(
         now = client.run(journals_now(asked, selector, rollback.after, SystemClock()))
     for journal, why in sorted(now.unreadable.items()):
         note(
-            f"{table.typed.name}: brokers tell nothing of {journal} now, so it counts as lost: {why}"
+            f"{table.typed.name}: brokers report nothing about {journal} now, so it counts as lost: {why}"
         )
     changed = reread(rollback, now.journals)
     for one in changed:
@@ -248,7 +248,7 @@ def _text(one: Reread) -> str:
     text = f"{one.journal} would be read again from offset {one.begin} to {one.end}"
     if not one.lost_bytes:
         return f"{text}, and nothing of it is lost"
-    return f"{text}, of which {one.lost_bytes} bytes are gone: their rows would be lost"
+    return f"{text}, and {one.lost_bytes} bytes of it are gone: their rows would be lost"
 
 
 def _is_accepted() -> bool:

@@ -35,13 +35,12 @@ from gazette_platform.lake import (
     TableSpec,
     read_spec_folder,
 )
-from gazette_platform.lake.applying import problems_with_journals
-from gazette_platform.lake.full_audit import audit_table
 from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
-from gazette_platform.lake.overdue import overdue
+from gazette_platform.lake.raw.applying import problems_with_journals
+from gazette_platform.lake.raw.audits.full_audit import audit_table
+from gazette_platform.lake.raw.audits.status import overdue, table_standing
 from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.rollups.query_check import check_queries, made_by, source_columns
-from gazette_platform.lake.standing import table_standing
 from gazette_platform.lake.typed.checks.completeness import Completeness
 from gazette_platform.lake.typed.checks.recount import Recounter, recount_keys
 from gazette_platform.lake.typed.checks.status import behind_now, completeness_of, unable
@@ -239,7 +238,7 @@ def _checked(
         for each in _check(client, session, spec, roots, failures, reads_content=reads_content):
             told.append(each)  # noqa: PERF402  those before an error are kept
     except TransportError:
-        raise  # no broker answers, so nothing is to be told of any table
+        raise  # no broker answers, so there is nothing to report on any table
     except GazetteError as err:
         failures.append(failure(spec.name, err))
     return told + failures

@@ -15,7 +15,6 @@ import typer
 
 from gazette_platform.cli.gazctl.arguments import (
     Selection,
-    Selector,
     SelectorOrNames,
     complete_all_tables,
     complete_names,
@@ -24,7 +23,7 @@ from gazette_platform.errors import SetupError, ValidationError
 
 
 class OutputFormat(enum.StrEnum):
-    """Formats of what is told of tables."""
+    """Formats of reports on tables."""
 
     TABLE = "table"
     JSON = "json"
@@ -75,6 +74,15 @@ Names = Annotated[
         show_default=False,
         autocompletion=complete_all_tables,
         help="Tables, as schema.table. Default: all.",
+    ),
+]
+Journals = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="JOURNAL",
+        show_default=False,
+        autocompletion=complete_names,
+        help="Journals by name, instead of a selector. A name that ends in / means all journals below it.",
     ),
 ]
 JournalsMax = Annotated[int, typer.Option("--journals", min=1, help="Most journals to sample.")]
@@ -149,8 +157,9 @@ def apply(
 
 def infer(
     ctx: typer.Context,
+    journals: Journals = None,
     *,
-    selector: Selector,
+    selector: SelectorOrNames = None,
     name: Annotated[str, typer.Option("--name", metavar="SCHEMA.TABLE", help="Name of the table.")],
     data_format: Annotated[
         DataFormat | None,
@@ -174,13 +183,13 @@ def infer(
 
     **Examples**
 
-    gazctl lake infer -l name:prefix=orders/ --name shop.orders > orders.yaml
+    gazctl lake infer orders/ --name shop.orders > orders.yaml
 
     gazctl lake infer -l kind=orders --name shop.orders --typed --journals 100 --bytes 1000000
     """
     body("create").infer(
         ctx,
-        selector,
+        Selection.of(journals, selector),
         name,
         data_format=data_format.value if data_format is not None else "",
         is_typed=typed,
@@ -335,7 +344,7 @@ def flush(
 
     gazctl lake flush typed.orders --timeout 10m
     """
-    body("flush").flush(ctx, names, tables, timeout)
+    body("run").flush(ctx, names, tables, timeout)
 
 
 def doctor(
@@ -567,15 +576,7 @@ def create(
             metavar="TABLE", show_default=False, help="Name of the table, as schema.table."
         ),
     ],
-    journals: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="JOURNAL",
-            show_default=False,
-            autocompletion=complete_names,
-            help="Journals by name, instead of a selector. A name that ends in / means all journals below it.",
-        ),
-    ] = None,
+    journals: Journals = None,
     *,
     selector: SelectorOrNames = None,
     raw_only: Annotated[

@@ -34,10 +34,10 @@ from gazette_platform.lake import (
     TableSpec,
     read_spec_folder,
 )
-from gazette_platform.lake.meant import or_meant
+from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.rollups.spec import read_rollup_folder
-from gazette_platform.lake.standing import table_standing
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.spec.folder import or_meant
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import JournalSpec
@@ -111,7 +111,7 @@ def tables_folder(settings: LakeSettings, given: Path | None) -> Path:
 def brokers(
     ctx: typer.Context, settings: LakeSettings, *, reads_files: bool = False
 ) -> Iterator[Client]:
-    """A client of the brokers that options told; closed at the end.
+    """Yield a client of the brokers in the options; closed at the end.
 
     Args:
         reads_files: whether it is to read fragments from folders of this machine, where they are.
@@ -126,7 +126,7 @@ def brokers(
 def write_heads(
     client: Client, listings: Sequence[JournalListing], failed: Callable[[str, GazetteError], None]
 ) -> dict[str, int]:
-    """Write heads of journals, by name; without those that cannot be asked for, of which `failed` is told."""
+    """Write heads of journals, by name; without those that failed, which go to `failed`."""
 
     async def head(listing: JournalListing) -> dict[str, int]:
         try:

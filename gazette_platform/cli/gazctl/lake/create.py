@@ -16,18 +16,18 @@ from gazette_platform.cli.output import confirmed, note, print_text
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import LakeSettings, TableSpec
-from gazette_platform.lake.applying import SpecFile
-from gazette_platform.lake.infer import Inference, infer_spec
-from gazette_platform.lake.local_sql import LocalSql
-from gazette_platform.lake.sampling import (
+from gazette_platform.lake.engines.duckdb import LocalSql
+from gazette_platform.lake.inference.infer import Inference, infer_spec
+from gazette_platform.lake.inference.sampling import (
     BrokerContent,
     Sample,
     SampleLimits,
     require_whole_lines,
     sample_lines,
 )
-from gazette_platform.lake.spec_folder import read_spec_folder
-from gazette_platform.lake.spec_rules import is_table_name
+from gazette_platform.lake.raw.applying import SpecFile
+from gazette_platform.lake.spec.folder import read_spec_folder
+from gazette_platform.lake.spec.rules import is_table_name
 from gazette_platform.ops.text import counted
 
 _LINES_SHOWN = 3
@@ -36,7 +36,7 @@ _LINE_BYTES_SHOWN = 60
 
 def infer(
     ctx: typer.Context,
-    selector: str,
+    selection: Selection,
     name: str,
     *,
     data_format: str,
@@ -46,7 +46,6 @@ def infer(
 ) -> None:
     """Print a spec, and report what it was inferred from."""
     limits = SampleLimits(journals_max=journals_max, sample_bytes=sample_bytes)
-    selection = Selection.of(None, selector)
     with brokers(ctx, settings_of()) as client:
         found = inferred(
             client, selection, name, data_format=data_format, is_typed=is_typed, limits=limits

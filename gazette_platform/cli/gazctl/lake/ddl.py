@@ -16,12 +16,16 @@ from gazette_platform.cli.gazctl.lake.context import (
 from gazette_platform.cli.output import print_text
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec, parse_table_spec
-from gazette_platform.lake.ddl import MountedTable, create_statement
-from gazette_platform.lake.expected import expected_layout, expected_location
+from gazette_platform.lake.engines.ddl import MountedTable, create_statement
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.layout import Layout, partition_columns
-from gazette_platform.lake.spec_folder import files_beside
-from gazette_platform.lake.tables import LAYOUT
+from gazette_platform.lake.raw.tables import LAYOUT
+from gazette_platform.lake.spec.folder import files_beside
+from gazette_platform.lake.spec.layout import (
+    Layout,
+    expected_layout,
+    expected_location,
+    partition_columns,
+)
 from gazette_platform.lake.typed.schema.mounting import mount_statement
 from gazette_platform.ops.clock import SystemClock
 
@@ -72,7 +76,7 @@ def _print_mount(settings: LakeSettings, table: TypedTable, dialect: str, locati
 def _place(
     ctx: typer.Context, settings: LakeSettings, spec: TableSpec, *, needs_location: bool
 ) -> tuple[Layout, str]:
-    """Layout and location: as the metastore has them, else as journals' specs tell."""
+    """Layout and location: as the metastore has them, else by journals' specs."""
     with metastore(settings) as session:
         table = session.table(spec.schema, spec.stored_table) if session is not None else None
     if table is not None and LAYOUT in table.parameters:
@@ -81,7 +85,7 @@ def _place(
         journals = [listing.spec for listing in client.list(spec.label_selector)]
     if not journals:
         raise ValidationError(
-            f"{spec.name}: {spec.selector!r} matches no journal, so nothing tells how its files lie",
+            f"{spec.name}: {spec.selector!r} matches no journal, so the layout of its files is unknown",
             path="selector",
         )
     layout = expected_layout(journals, SystemClock().now())

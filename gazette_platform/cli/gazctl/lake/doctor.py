@@ -21,14 +21,14 @@ from gazette_platform.cli.output import print_text, printable
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec
-from gazette_platform.lake.doctor import (
+from gazette_platform.lake.engines.doctor import (
     Diagnosis,
     look_at_stores,
     look_at_trino,
     made_tables,
     read_by_spark,
 )
-from gazette_platform.lake.trino import TrinoLogin, TrinoSession
+from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
 
 
 def doctor(
@@ -61,7 +61,12 @@ def _diagnoses(ctx: typer.Context, tables: Path | None, *, spark: bool) -> Itera
     if settings.iceberg_catalog.kind != "hive":
         yield _of_catalog(settings)
     if not settings.metastore:
-        yield Diagnosis("metastore", "error", "none is configured", "set GAZETTE_METASTORE_URI")
+        yield Diagnosis(
+            "metastore",
+            "error",
+            "none is configured",
+            "add one to the platform with `gazette up`, or set GAZETTE_METASTORE_URI",
+        )
         return
     try:
         with MetastoreClient(settings.metastore).connect() as session:
@@ -121,7 +126,7 @@ def _of_spark(settings: LakeSettings, tables: list[HiveTable]) -> Iterator[Diagn
     )
     from pyspark.errors import PySparkException  # noqa: PLC0415  as well
 
-    from gazette_platform.lake.spark import running_session  # noqa: PLC0415  as well
+    from gazette_platform.lake.engines.spark import running_session  # noqa: PLC0415  as well
 
     with ExitStack() as stack:
         try:

@@ -1,4 +1,4 @@
-"""What commands say of content that a typed table needs, and that nobody holds."""
+"""What commands say of content that a typed table needs, and that no broker or store holds."""
 
 from gazette_platform.lake.typed.planning.ranges import Hole, HoleKind
 
@@ -12,7 +12,7 @@ def hole_text(table: str, hole: Hole) -> str:
             return f"{what} were pruned before they were read, so it stands still; {give_up} goes on without them"
         case HoleKind.MISSING:
             return (
-                f"nobody holds {what} now, so it stands still: they may be on their way to their store; if they are "
+                f"nobody holds {what} now, so it waits: they may be on their way to their store; if they are "
                 f"lost, {give_up} goes on without them"
             )
         case HoleKind.OPEN_PRUNED:

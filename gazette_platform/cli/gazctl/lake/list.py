@@ -1,6 +1,6 @@
 """`gazctl lake list` and `describe`: raw tables, typed tables and rollups, with what is wrong with each.
 
-Long because the three kinds are told side by side, in the same columns.
+Long because the three kinds are listed side by side, in the same columns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gazette_platform.lake.iceberg.catalog import (
     typed_catalog,
 )
 from gazette_platform.lake.iceberg.metastore import IcebergTables
-from gazette_platform.lake.overdue import overdue
+from gazette_platform.lake.raw.audits.status import TableStanding, overdue, table_standing
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.rollups.status import (
@@ -50,9 +50,8 @@ from gazette_platform.lake.rollups.status import (
     RollupState,
     rollup_standing,
 )
-from gazette_platform.lake.standing import TableStanding, table_standing
+from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.checks.status import TypedStanding, typed_standing
-from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
 from gazette_platform.protocol import is_another
@@ -161,7 +160,7 @@ def _cell(value: object) -> str:
 
 
 def typed_full(standing: TypedStanding) -> dict[str, Any]:
-    """All that there is to tell, as plain values."""
+    """The whole report, as plain values."""
     spec, counts = standing.spec, standing.counts
     return {
         **standing.summary(),
@@ -409,7 +408,7 @@ def describe(
 
 @dataclass(slots=True)
 class _Found:
-    """What there is, and what is refused."""
+    """All specs, and those that are refused."""
 
     standings: list[TableStanding] = field(default_factory=list)
     typed: list[TypedStanding] = field(default_factory=list)
@@ -417,7 +416,7 @@ class _Found:
     specs: dict[str, RefusedSpec] = field(default_factory=dict)
     refused_rollups: dict[str, str] = field(default_factory=dict)
     has_failed: bool = False
-    """Whether something could not be looked at, so that less is told than there is."""
+    """Whether something could not be looked at, so that the report is incomplete."""
 
     @property
     def all(self) -> list[TableStanding | TypedStanding | RollupStanding]:
@@ -436,7 +435,7 @@ class _Found:
         ]
 
     def note_refused(self) -> None:
-        """Tell a person of refused files."""
+        """Print refused files to the terminal."""
         for bad in self.specs.values():
             of_table = f"{bad.table}: " if bad.table else ""
             for error in bad.errors:
@@ -445,7 +444,7 @@ class _Found:
             note(f"rollup refused: {text}")
 
     def exit(self) -> None:
-        """End with 1 if less was told than there is."""
+        """Exit with 1 if the report is incomplete."""
         if self.has_failed:
             raise typer.Exit(EXIT_FAILED)
 
@@ -462,7 +461,7 @@ def _standings(ctx: typer.Context, names: list[str], tables: Path | None) -> _Fo
         found = _Found(specs=refused, refused_rollups=refused_rollups(settings, folder, names))
     typed_in_hive = typed and settings.iceberg_catalog.kind == "hive"
     if (specs or rollups or typed_in_hive) and not settings.metastore:
-        # One that does not answer is told of by `metastore`.
+        # `metastore` reports one that does not answer.
         note(
             f"note: no metastore is configured, so Hive partitions, rows and lag are not known, {NONE}: add one to the "
             "platform with `gazette up`, or set GAZETTE_METASTORE_URI"
@@ -474,7 +473,7 @@ def _standings(ctx: typer.Context, names: list[str], tables: Path | None) -> _Fo
             try:
                 standing, failures = _standing(client, session, spec)
             except TransportError:
-                raise  # no broker answers, so nothing is to be told of any table
+                raise  # no broker answers, so there is nothing to report on any table
             except GazetteError as err:
                 standing, failures = TableStanding(spec=spec, is_known=False), [str(err)]
             standing.problems += failures

@@ -1,4 +1,4 @@
-"""`gazctl lake quarantine`: files that are set aside, and records of typed tables that are no rows."""
+"""`gazctl lake quarantine`: files that are set aside, and rejected records of typed tables."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
 from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, TableSpec
-from gazette_platform.lake.aside import is_aside
-from gazette_platform.lake.catching_up import catch_up
-from gazette_platform.lake.full_audit import audit_content
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.quarantine import AsideFile, Quarantine
-from gazette_platform.lake.standing import table_standing
+from gazette_platform.lake.raw.audits.full_audit import audit_content
+from gazette_platform.lake.raw.audits.status import table_standing
+from gazette_platform.lake.raw.catch_up import catch_up
+from gazette_platform.lake.raw.quarantine import AsideFile, Quarantine
+from gazette_platform.lake.raw.set_aside import is_aside
 from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import Fragment
@@ -61,7 +61,7 @@ def list_records(
         return False
     (found,) = typed
     handle = typed_catalog(settings).handle(found.typed.quarantine)
-    # One more tells whether there are others.
+    # One more shows whether there are others.
     rows = quarantined_rows(
         handle, journal=journal, begin=begin, reason=reason, limit=limit + 1
     ).to_pylist()
@@ -75,7 +75,7 @@ def list_records(
         note(f"note: {found.typed.name} has no such record in quarantine")
     if len(rows) > limit:
         note(
-            f"note: there are more than these {limit}: --limit shows them, --journal and --begin go on behind them"
+            f"note: there are more than these {limit}: --limit shows them, --journal and --begin continue after them"
         )
     return True
 
@@ -98,7 +98,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _record_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """As plain values. Bytes that are no text are in base64, under another key."""
+    """As plain values. Bytes that are not text are in base64, under another key."""
     raw: bytes = row["raw"]
     try:
         content = {"raw": raw.decode()}

@@ -11,8 +11,8 @@ from gazette_platform.cli.gazctl.lake.context import RegisteredTable, registered
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.errors import GazetteError
 from gazette_platform.lake import Repairer, Shrinker
-from gazette_platform.lake.adopting import adopt_journals
-from gazette_platform.lake.full_audit import audit_index
+from gazette_platform.lake.raw.applying import adopt_journals
+from gazette_platform.lake.raw.audits.full_audit import audit_index
 
 
 def adopt(ctx: typer.Context, names: list[str], tables: Path | None, *, dry_run: bool) -> None:

@@ -1,4 +1,4 @@
-"""`gazctl lake run`: bring typed tables up to date, once or again and again."""
+"""`gazctl lake run` and `flush`: bring typed tables up to date, once, again and again, or at once with their raw tables."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from rich.filesize import decimal
 
 from gazette_platform.cli.bars import StepLine
 from gazette_platform.cli.errors import EXIT_FAILED
+from gazette_platform.cli.gazctl.arguments import seconds_of
 from gazette_platform.cli.gazctl.lake.commands import OutputFormat
 from gazette_platform.cli.gazctl.lake.context import (
     TypedTable,
+    apart,
     brokers,
     insisting,
     print_values,
     settings_of,
+    specs_named,
     tables_folder,
     typed_named,
 )
@@ -32,13 +35,17 @@ from gazette_platform.cli.gazctl.lake.typed_commands import Engine
 from gazette_platform.cli.output import note, print_json, print_text, printable
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
-from gazette_platform.lake import LakeSettings
+from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake import BrokerSource, LakeSettings, Registrar, StoreRoots, TableSpec
+from gazette_platform.lake.engines.spark import running_session
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.spark import running_session
+from gazette_platform.lake.raw.audits.status import TableStanding, table_standing
+from gazette_platform.lake.raw.catch_up import CaughtUp, catch_up, reachable
 from gazette_platform.lake.typed.runs.jobs import Workers
 from gazette_platform.lake.typed.runs.running import RunReport, TypedRunner
 from gazette_platform.lake.typed.runs.working import local_workers
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.text import counted
 
 _PAUSE_MAX_S: Final = 60.0
 
@@ -62,7 +69,7 @@ class TypedTurns:
             every_s: tables that there are, with seconds between runs. Those that are new are due.
             now: the time, in seconds.
 
-        Returns: a table, or else "" and how many seconds nobody is due; infinite, if there is no table.
+        Returns: a table, or else "" and how many seconds until one is due; infinite, if there is no table.
         """
         self._due = {name: self._due.get(name, now) for name in every_s}
         self._failures = {n: count for n, count in self._failures.items() if n in every_s}
@@ -137,7 +144,7 @@ def workers_of(settings: LakeSettings, engine: Engine | None, line: StepLine) ->
 
 
 _JOURNALS_SHOWN = 3
-# Specs are read anew so often, while no table is due.
+# Seconds between reads of the specs while no table is due.
 _LOOK_S = 10.0
 
 
@@ -234,12 +241,12 @@ def go_on(
 def caught_up(
     ctx: typer.Context, settings: LakeSettings, tables: list[TypedTable], deadline: float
 ) -> bool:
-    """Run tables until each has all that brokers held when it was begun. What keeps one from it is told.
+    """Run tables until each has all that brokers held when it was begun. What keeps one from it is reported.
 
     This process does it; for tables with a key, Spark.
 
     Args:
-        deadline: monotonic seconds; no run is begun behind it.
+        deadline: monotonic seconds; no run begins after it.
 
     Returns: whether they have.
     """
@@ -298,13 +305,13 @@ def _ran(
     given_up: Mapping[str, int],
     begin_anew: Mapping[str, int],
 ) -> tuple[dict[str, Any], bool]:
-    """Run a table. Returns: what to tell, and whether it is up to date, or will be by runs alone."""
+    """Run a table. Returns: what to report, and whether it is up to date, or will be by runs alone."""
     try:
         report = insisting(
             lambda: runner.run(table.typed, table.raw, given_up=given_up, begin_anew=begin_anew)
         )
     except TransportError:
-        raise  # no broker answers, so nothing is to be told of any table
+        raise  # no broker answers, so there is nothing to report on any table
     except (GazetteError, OSError) as err:
         note(_of(table.typed.name, err))
         return {"table": table.typed.name, "error": str(err)}, False
@@ -330,16 +337,16 @@ def _ran(
         if journal in report.begun_anew:
             told = f"is read from offset {report.begun_anew[journal]} on"
         elif journal in report.before.journals:
-            told = "is the journal that was read, so nothing began anew"
+            told = "is the journal that was read, so nothing was restarted"
         else:
-            told = "was not read before, so nothing began anew"
+            told = "was not read before, so nothing was restarted"
         note(f"{report.table}: {journal} {told}")
     return run_values(report), not (report.holes or report.unreadable)
 
 
 @final
 class _Specs:
-    """Specs of the folder as it is now. What is wrong with them is told once."""
+    """Specs of the folder as it is now. What is wrong with them is reported once."""
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         self._folder = folder
@@ -454,7 +461,7 @@ def _print_one(values: dict[str, Any], output_format: OutputFormat) -> None:
 
 def _print_line(values: dict[str, Any]) -> None:
     if "error" in values:
-        return  # is told on stderr
+        return  # is reported on stderr
     offsets = [f"{name} {offset}" for name, offset in values["offsets"].items()]
     more = len(offsets) - _JOURNALS_SHOWN
     shown = ", ".join(offsets[:_JOURNALS_SHOWN]) + (f" and {more} more" if more > 0 else "")
@@ -474,4 +481,62 @@ def _tell_what_is_missing(report: RunReport) -> None:
     for hole in report.holes:
         note(f"{report.table}: {hole_text(report.table, hole)}")
     for journal, why in sorted(report.unreadable.items()):
-        note(f"{report.table}: brokers tell nothing of {journal} now, so it is left out: {why}")
+        note(
+            f"{report.table}: brokers report nothing about {journal} now, so it is left out: {why}"
+        )
+
+
+def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: str) -> None:
+    """Have tables hold what was appended until now."""
+    timeout_s = seconds_of(timeout, "--timeout")
+    settings = settings_of()
+    folder = tables_folder(settings, tables)
+    others, typed = apart(folder, names)
+    specs, _ = specs_named(folder, [*dict.fromkeys([*others, *(each.raw.name for each in typed)])])
+    metastore = MetastoreClient(settings.required("metastore"))
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s
+    with brokers(ctx, settings) as client:
+        source = BrokerSource(client)
+        registrar = Registrar(
+            source,
+            metastore,
+            StoreRoots(settings.store_roots),
+            trino_catalog=settings.trino_catalogs.hive,
+        )
+        for spec in specs.values():
+            left = max(1.0, deadline - clock.monotonic())
+            ends = client.flush(spec.label_selector, timeout_s=left)
+            journals = source.journals(spec.label_selector)
+            with metastore.connect() as session:
+                standing = table_standing(spec, journals, ends, session, clock.now())
+            begins = {each.journal: each.cursor for each in standing.journals}
+            reached = reachable(journals, ends)
+            done = catch_up(registrar, spec, begins, reached, deadline=deadline, clock=clock)
+            for text in done.told:
+                note(f"{spec.name}: {text}")
+            if done.keys:
+                print_text(_more(spec, done))
+                continue
+            with metastore.connect() as session:
+                standing = table_standing(spec, journals, ends, session, clock.now())
+            print_text(nothing_more(standing))
+    behind = [TypedTable(spec.typed, spec) for spec in specs.values() if spec.typed is not None]
+    if behind and not caught_up(ctx, settings, behind, deadline):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _more(spec: TableSpec, done: CaughtUp) -> str:
+    rows = "rows that could not be counted" if done.rows is None else f"{done.rows} row(s)"
+    return f"{spec.name}: {rows} more, in {len(done.keys)} Hive partition(s)"
+
+
+def nothing_more(standing: TableStanding) -> str:
+    """What to say of a table with nothing left to register."""
+    name = standing.spec.name
+    if not standing.location:
+        why = standing.problems[0] if standing.problems else "nothing was appended to its journals"
+        return f"{name}: nothing to register ({why})"
+    partitions = counted(len(standing.partitions), "Hive partition")
+    rows = "rows not all counted yet" if standing.rows is None else counted(standing.rows, "row")
+    return f"{name}: all is registered already, {rows} in {partitions}"

@@ -195,7 +195,7 @@ def backfill(
     """
     if bool(partition) == bool(journal):
         raise ValidationError(
-            "say what is made anew: either this, or --journal", path="--partition"
+            "say what to make again: either this, or --journal", path="--partition"
         )
     if partition and (begin or end is not None):
         raise ValidationError("are offsets of one journal: give --journal", path="--from, --to")

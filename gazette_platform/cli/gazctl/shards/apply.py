@@ -26,11 +26,17 @@ from gazette_platform.cli.gazctl.specs import (
 )
 from gazette_platform.cli.output import print_text
 from gazette_platform.consumer.client import (
+    ShardClient,
     check_references,
     check_shard_changes,
     shard_apply_request,
 )
-from gazette_platform.consumer.protocol import ShardChange, parse_shard_changes, shards_yaml
+from gazette_platform.consumer.protocol import (
+    ShardChange,
+    ShardSpec,
+    parse_shard_changes,
+    shards_yaml,
+)
 from gazette_platform.errors import CallFailed, ValidationError
 from gazette_platform.protocol import message_text
 
@@ -38,8 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gazette_platform.client import AsyncClient
-    from gazette_platform.consumer.client import ShardClient
-    from gazette_platform.consumer.protocol import ShardSpec
 
 # A field in a path, as `Sources[0].MinOffset` has two.
 _GO_FIELD = re.compile(r"(^|[.:] ?)([A-Z][A-Za-z]*)(?=[\[.:]|$)")

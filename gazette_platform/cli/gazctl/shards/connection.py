@@ -49,7 +49,7 @@ class ShardSelection:
     text: str
     """As the user wrote it, for errors."""
     ids: tuple[str, ...] = ()
-    """Shards that have to be there, each."""
+    """Shards that have to exist, each."""
 
     @classmethod
     def of(cls, ids: Sequence[str] | None, selector: str | None, *, is_needed: bool = True) -> Self:
@@ -96,7 +96,7 @@ def connected_shards(
     *,
     file_root: Path | None = None,
 ) -> T:
-    """Run `work` with clients of the consumers and the brokers that options told.
+    """Run `work` with clients of the consumers and the brokers in the options.
 
     No connection is opened to either before it is asked. The event loop is one of its own.
     """

@@ -14,7 +14,12 @@ from gazette_platform.cli.gazctl.shards.connection import (
     connected_shards,
 )
 from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
-from gazette_platform.consumer.client import shard_list_response
+from gazette_platform.consumer.client import (
+    ShardClient,
+    ShardListing,
+    ShardSnapshot,
+    shard_list_response,
+)
 from gazette_platform.consumer.protocol import ReplicaCode, shards_yaml
 from gazette_platform.errors import StatusError
 from gazette_platform.ops.tasks import side_by_side
@@ -24,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gazette_platform.client import AsyncClient
-    from gazette_platform.consumer.client import ShardClient, ShardListing, ShardSnapshot
 
 # Shards that are asked for their progress at the same time.
 _SHARDS_AT_A_TIME = 32
@@ -65,7 +69,7 @@ def list_shards(
 ) -> None:
     """List shards, how their replicas stand, and their specs.
 
-    The status is that of all replicas of a shard: FAILED if one of them has failed; then its error is told
+    The status is that of all replicas of a shard: FAILED if one of them has failed; then its error is shown
     on stderr.
 
     **Examples**

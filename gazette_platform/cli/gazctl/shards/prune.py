@@ -19,20 +19,17 @@ from gazette_platform.cli.gazctl.shards.connection import (
     matching_shards,
 )
 from gazette_platform.cli.output import note, print_text
-from gazette_platform.consumer.recoverylog import ShardHints, judge_fragment, needs_of
+from gazette_platform.consumer.recoverylog import Segment, ShardHints, judge_fragment, needs_of
 from gazette_platform.errors import AccessDenied, DataError, GazetteError, StoreError
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.tasks import side_by_side
-from gazette_platform.protocol import SuspendLevel
+from gazette_platform.protocol import Fragment, SuspendLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
     from gazette_platform.consumer.client import ShardClient, ShardListing
-    from gazette_platform.consumer.recoverylog import Segment
-    from gazette_platform.ops.clock import Clock
-    from gazette_platform.protocol import Fragment
 
 # As many as Gazette has under way.
 _REMOVALS_MAX: Final = 32
@@ -65,7 +62,7 @@ class LogPruner:
 
     Args:
         file_root: directory that ``file`` stores are rooted at; None refuses these.
-        tell: takes a line for the person at the terminal.
+        tell: prints a line for the person at the terminal.
         on_removed: takes each fragment that was removed, or would be in a dry run.
     """
 
@@ -142,7 +139,7 @@ class LogPruner:
         if verdict == "abort":
             raise DataError(
                 f"nothing needs its bytes from {fragment.begin} to {fragment.end}, and they are not "
-                f"stored yet: somebody writes {log} whose shard is not selected (nothing was removed of "
+                f"stored yet: another process writes {log} whose shard is not selected (nothing was removed of "
                 "it; select all shards that share history)"
             )
         return verdict == "delete"
@@ -211,7 +208,7 @@ def prune(
     Of shards that share history in their logs, all have to be selected: what only others need is
     removed else. What is removed is gone.
 
-    Left alone: logs of shards of which some hints are missing, or have no files; logs that are suspended,
+    Left alone: logs of shards with missing hints, or hints without files; logs that are suspended,
     and those with a store that is not healthy.
 
     Other logs go on when one fails; then the exit status is 1. Run it again to do the rest.

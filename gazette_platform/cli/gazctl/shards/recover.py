@@ -53,7 +53,7 @@ def recover(
     chosen = shard or shard_id or ""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValidationError(
-            f"{directory} is there, and not an empty directory (what it holds would be lost)",
+            f"{directory} exists and is not an empty directory (its content would be lost)",
             path="--dir",
         )
 
@@ -85,7 +85,7 @@ def unassign(
         bool, typer.Option("--dry-run", help="Say what would be unassigned, and change nothing.")
     ] = False,
 ) -> None:
-    """Take shards from their primaries, and from replicas that have failed, to be assigned anew.
+    """Take shards from their primaries, and from replicas that have failed, to assign them again.
 
     So a shard that failed is tried again. Hot standbys stay.
 

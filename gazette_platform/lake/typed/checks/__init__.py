@@ -1,1 +1,1 @@
-"""What is told of a typed table, and what keeps it in order: completeness, standing, upkeep."""
+"""What is reported of a typed table, and what keeps it in order: completeness, status, upkeep."""

@@ -7,11 +7,11 @@
 The first two look at no journal, and take seconds for any table. They do not see a row that stands in for another one;
 the third does.
 
-Of a table with a `key` rows are keys, of which each stands for its last message. How many messages that were is in the
+Of a table with a `key` rows are keys; each stands for its last message. How many messages that were is in the
 state only, so that rows are to be no more than these, and a lost row is not seen before journals are read. That no key
-is there twice is seen by the keys themselves, which are read if they are not too many.
+is duplicated shows in the keys themselves, which are read if they are not too many.
 
-Is a key there twice? Asked of a table with a `key`, of which each row stands for another one.
+Find duplicate keys of a table with a `key`, where each row has another one.
 """
 
 from __future__ import annotations
@@ -36,41 +36,32 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.tables.quarantine import RowCounts
 
-__all__ = [
-    "HEAL",
-    "Completeness",
-    "DoubledKeys",
-    "Incomplete",
-    "account",
-    "check_counts",
-    "compared",
-    "doubled_keys",
-]
-
 # Some 200 MB of them, as long as they are.
 _KEYS_MAX: Final = 2_000_000
 
-HEAL: Final = "a backfill of the journal makes its rows anew, which adds what is lost and removes what is there twice"
+HEAL: Final = (
+    "a backfill of the journal makes its rows again, which adds what is lost and removes duplicates"
+)
 """What to do, as findings say it."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incomplete:
-    """One thing by which a table is not what was committed."""
+    """One difference between a table and what was committed."""
 
     text: str
-    """What, of which journal, how many, and what to do."""
+    """What, in what journal, how many, and what to do."""
     journal: str
     """Empty: it is about all of them."""
     begin: int | None = None
     """Offset of the first message that is concerned; None: not known."""
     end: int | None = None
-    """Offset behind the last one."""
+    """Offset after the last one."""
     lost: int = 0
     """Messages that are neither row nor in quarantine."""
     doubled: int = 0
-    """Rows, or quarantined records, that are there once too often, or should not be there at all."""
+    """Rows, or quarantined records, that are duplicates, or should not exist at all."""
 
 
 @final
@@ -198,9 +189,11 @@ def compared(
 
 def _with_keys(found: Completeness, loaded: Loaded, key: tuple[str, ...]) -> Completeness:
     columns = ", ".join(key)
-    query = f"SELECT {columns} FROM {found.table} GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608  told, not run
+    query = f"SELECT {columns} FROM {found.table} GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608  reported, not run
     if (found.rows or 0) > _KEYS_MAX:
-        told = f"{found.table}: whether a key is there twice is not looked at, of more than {_KEYS_MAX} rows: `{query}` tells"
+        told = (
+            f"{found.table}: duplicate keys are not checked above {_KEYS_MAX} rows: see `{query}`"
+        )
         return replace(found, notes=(*found.notes, told))
     try:
         twice = doubled_keys(loaded, key)
@@ -210,9 +203,9 @@ def _with_keys(found: Completeness, loaded: Loaded, key: tuple[str, ...]) -> Com
         return found
     told = (
         f"{found.table} has {counted(twice.rows, 'row')} of keys that have another one, such as {twice.first[0]} (all: `{query}`): if "
-        "nobody wrote to it by hand, no run should bring that about; drop the table, and runs make it anew of what journals hold"
+        "it was not edited by hand, no run should cause that; drop the table, and runs make it again from what journals hold"
     )
-    # Some of these are told already, if they are more than there were messages.
+    # Some of these are reported already, if they are more than there were messages.
     more = max(0, twice.rows - found.doubled)
     finding = Incomplete(journal="", text=told, doubled=more)
     return replace(found, findings=(*found.findings, finding))
@@ -232,8 +225,8 @@ def _upserted(
             yield Incomplete(
                 journal=journal,
                 doubled=count - most,
-                text=f"{journal}: {name} has {counted(count, 'row')} of {counted(most, 'message')}, of which a key is "
-                f"one at most, so at least {count - most} are too many: if nobody wrote to it by hand, {HEAL}",
+                text=f"{journal}: {name} has {counted(count, 'row')} of {counted(most, 'message')}, where a key is "
+                f"one at most, so at least {count - most} are too many: if it was not edited by hand, {HEAL}",
             )
 
 
@@ -246,9 +239,9 @@ def _differing(
             continue
         many = counted(abs(wanted - count), one)
         told = (
-            f"{many} lost: somebody deleted them, or overwrote a commit"
+            f"{many} lost: someone deleted them, or overwrote a commit"
             if count < wanted
-            else f"{many} too many: somebody wrote to it by hand, or a run was published twice"
+            else f"{many} too many: it was edited by hand, or a run was published twice"
         )
         yield Incomplete(
             journal=journal,
@@ -268,14 +261,14 @@ class DoubledKeys(NamedTuple):
 
 
 def doubled_keys(loaded: Loaded, key: Sequence[str], *, shown: int = 5) -> DoubledKeys:
-    """Keys of which there are several rows.
+    """Keys with several rows.
 
     Memory: all keys of the table, some three times.
 
     Args:
         loaded: the table.
         key: its columns.
-        shown: how many keys are told, at most.
+        shown: how many keys are reported, at most.
 
     Raises: OSError: a file cannot be read.
     """

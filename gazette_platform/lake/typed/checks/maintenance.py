@@ -1,17 +1,17 @@
-"""Upkeep of typed tables: small files are put together, old snapshots and files that nobody names are removed.
+"""Upkeep of typed tables: small files are merged, old snapshots and unreferenced files are removed.
 
 Optimizing, expiring and removing orphans are procedures of an engine. Progress is a tag, which none of them touches,
-so runs go on behind all of it, and beside it. What engines do not know is done here, in this order:
+so runs go on after all of it, and beside it. What engines do not know is done here, in this order:
 
 1. *Quarantine is settled first.* Records that the newest run has set aside are in files that only a list beside the table
    names: orphans to every engine.
 2. *Whoever began long ago is fenced.* Files of workers are orphans until they are published, and publishing looks at no
-   file. A run that was held up for longer than orphans are kept would publish files that are gone, if nobody has
+   file. A run that was held up for longer than orphans are kept would publish files that are gone, if no run has
    published since it began. So an empty run is published then, from the state that there is: it moves the tag. Amendments,
    which go on top of runs, write their files up to `LATE_S` before what they are fenced by.
 3. *Files beside the table* that no snapshot names any more, states and lists, are removed as orphans are.
 
-A table that is written every few seconds has thousands of snapshots a day, each of which is in every metadata file. So they
+A table that is written every few seconds has thousands of snapshots a day, and every metadata file lists them all. So they
 expire by number as well as by age.
 """
 
@@ -46,10 +46,8 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.rollups.engines import RollupEngine
 
-__all__ = ["ORPHANS_S", "TypedMaintenance", "Upkeep", "fence_before", "keeping_s", "maintain_typed"]
-
 ORPHANS_S: Final = 24 * 3600.0
-"""Seconds for which files are kept that nobody names: longer than any run takes. The least that Spark allows."""
+"""Seconds for which unreferenced files are kept: longer than any run takes. The least that Spark allows."""
 
 _SNAPSHOTS_MAX: Final = 2000
 # Readers of an old snapshot, and runs that replace rows, have that long at least.
@@ -77,7 +75,7 @@ class Upkeep:
     snapshots_before: int = 0
     snapshots: int = 0
     orphans: int | None = None
-    """Files that nobody named and that were removed; None: the engine does not tell."""
+    """Unreferenced files that were removed; None: the engine does not say."""
 
 
 @final
@@ -110,7 +108,7 @@ def maintain_typed(
 
     Args:
         handle: of the typed table.
-        quarantine: of its quarantine table, which need not be there.
+        quarantine: of its quarantine table, which need not exist.
         engine: that has both in a catalog.
         now_s: unix seconds.
         catalog: what the engine calls that.
@@ -162,7 +160,7 @@ def fence_before(handle: TableHandle, loaded: Loaded, began_s: float) -> bool:
         loaded: the table, to which something was published. Its quarantine was settled since it was loaded.
         began_s: unix seconds.
 
-    Returns: whether an empty run was published; else somebody has published since.
+    Returns: whether an empty run was published; else another run has published since.
     Raises: LakeError, TypedRolledBack, TypedProgressGone: as `publish_files` does.
     """
     start = progress_of(loaded.metadata)
@@ -176,7 +174,7 @@ def fence_before(handle: TableHandle, loaded: Loaded, began_s: float) -> bool:
     try:
         publish_files(handle, start, [], uuid.uuid4().hex, same)
     except TypedFenced:
-        return False  # somebody has, at this moment
+        return False  # another run has, at this moment
     return True
 
 

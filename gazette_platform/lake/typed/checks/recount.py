@@ -25,6 +25,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError, OffsetJump
+from gazette_platform.lake.spec.typed.changes import TRUNCATE
 from gazette_platform.lake.typed.checks.completeness import HEAL, Completeness, Incomplete
 from gazette_platform.lake.typed.files.sinks import are_deletions
 from gazette_platform.lake.typed.planning.ranges import held_ranges, plan_backfill, tasks_between
@@ -38,7 +39,6 @@ from gazette_platform.lake.typed.tables.opening import handles_of
 from gazette_platform.lake.typed.tables.progress import FormerStates
 from gazette_platform.lake.typed.tables.quarantine import begins_at, moment_of
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.lake.typed_spec.changes import TRUNCATE
 from gazette_platform.message.uuid import parse_uuid
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
@@ -48,33 +48,22 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Client, FragmentListing
     from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed.changes import ChangeOrder
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.planning.ranges import BackfillRange, JournalNow, Task
     from gazette_platform.lake.typed.planning.rounds import Done
     from gazette_platform.lake.typed.runs.jobs import Workers
     from gazette_platform.lake.typed.runs.tail import PinnedTail
-    from gazette_platform.lake.typed_spec.changes import ChangeOrder
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = [
-    "CommittedSpan",
-    "Key",
-    "LastMessages",
-    "Message",
-    "Recounter",
-    "committed_spans",
-    "keys_of",
-    "recount_keys",
-]
-
-# Each is 128 MiB, some 400,000 messages of 330 bytes, of which 34 bytes are held here.
+# Each is 128 MiB, some 400,000 messages of 330 bytes; 34 bytes of each are held here.
 _TASKS_AT_A_TIME: Final = 4
 _OFFSETS_SHOWN: Final = 5
 
 
 class CommittedSpan(NamedTuple):
-    """Offsets of which all is decided."""
+    """Offsets that are decided."""
 
     begin: int
     end: int
@@ -93,9 +82,9 @@ def committed_spans(
 
     Args:
         wanted: the range, and what is read for it.
-        look: tells the messages of tasks, as orders of kind `LOOK` do.
-        tasks_between: gives tasks for [begin, end) of before, in which a transaction began. Raises, if it is gone.
-        tasks_at_a_time: of which messages are held.
+        look: returns the messages of tasks, as orders of kind `LOOK` do.
+        tasks_between: gives earlier tasks for [begin, end), in which a transaction began. Raises, if it is gone.
+        tasks_at_a_time: tasks whose messages are held.
 
     Raises: DataError: messages are not in order. And what `look` and `tasks_between` raise.
     """
@@ -122,7 +111,7 @@ def committed_spans(
             yield CommittedSpan(frontier, settled, _within(every, frontier, settled))
             held, frontier = [_within(every, settled, wanted.end)], settled
     if frontier < wanted.end:
-        # Transactions that are open yet: their messages are no rows.
+        # Transactions that are open yet: their messages are not rows.
         every = pa.concat_arrays([*held, pa.array([], pa.int64())])
         yield CommittedSpan(frontier, wanted.end, _within(every, frontier, wanted.end))
 
@@ -160,10 +149,10 @@ class Recounter:
             spec: of the typed table.
             raw: of the raw one: its selector says which journals there are.
             journals: names of those to read; None: all.
-            is_wanted: fragments of which content is read, such as those of a Hive partition; None: all that is held.
+            is_wanted: fragments whose content is read, such as those of a Hive partition; None: all that is held.
 
-        Returns: of a table with a `key` rows that should not be there, and no lost ones, which `recount_keys` finds. What is gone from journals
-            is not compared; where no state from before it is left either, what was appended again since is told as lost.
+        Returns: of a table with a `key` rows that should not exist, and no lost ones, which `recount_keys` finds. What is gone from journals
+            is not compared; where no state from before it is left either, what was appended again since is reported as lost.
         Raises: LakeError: there is no such table, or a file of it cannot be read. TransportError, StatusError,
             DataError: a journal cannot be read.
         """
@@ -222,7 +211,7 @@ class _Offsets:
     last: int = 0
 
     def add(self, offsets: pa.Int64Array) -> None:
-        """Take some behind those of before."""
+        """Take some after the earlier ones."""
         if len(offsets):
             rising = pc.take(offsets, pc.array_sort_indices(offsets))
             self.first = self.first or rising.slice(0, _OFFSETS_SHOWN).to_pylist()
@@ -241,7 +230,7 @@ class _Compared:
         self.end = 0
 
     def add(self, span: CommittedSpan, present: pa.Int64Array) -> None:
-        """Compare what is committed with what is there."""
+        """Compare what is committed with the rows."""
         self.end = span.end
         if not self._is_upserted:
             self._lost.add(_without(span.committed, present))
@@ -415,7 +404,7 @@ _KEYS_MAX: Final = 1_000_000
 _SHOWN: Final = 5
 _PLACE: Final = ("_journal", "_begin")
 _REMEDY: Final = (
-    "if nobody wrote to it by hand, no run should bring that about; drop the table, and runs make it anew of what "
+    "if it was not edited by hand, no run should cause that; drop the table, and runs make it again from what "
     "journals hold"
 )
 _FALLING: Final = (
@@ -481,7 +470,7 @@ def _why_not(pinned: PinnedTail, state: TypedState) -> str:
     if pinned.plan.left_bytes:
         return "its journals hold more than is read at once"
     for hole in pinned.holes:
-        return f"{hole.journal} has bytes that nobody holds"
+        return f"{hole.journal} has bytes that no broker or store holds"
     read = {one.name for one in pinned.journals}
     if gone := sorted(state.journals.keys() - read):
         return f"{gone[0]} is gone"

@@ -1,6 +1,6 @@
 """How a typed table stands: what it says of itself, how far it is behind its journals, and what is wrong.
 
-What is asked of a typed table as it is, without a run of it: how far it has come, how far it is behind, whether all is there.
+Questions about a typed table, without a run of it: its progress, its lag, whether it is complete.
 """
 
 from __future__ import annotations
@@ -24,19 +24,10 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Client
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.runs.lag import Behind
     from gazette_platform.lake.typed.tables.progress import TypedProgress
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-
-__all__ = [
-    "TypedStanding",
-    "behind_now",
-    "completeness_of",
-    "progress_of_table",
-    "typed_standing",
-    "unable",
-]
 
 
 @final
@@ -57,7 +48,7 @@ class TypedStanding:
     """What was acknowledged before this instant is in the table; empty: the last run left something."""
     problems: list[str] = field(default_factory=list)
     is_unread: bool = False
-    """Whether something could not be looked at, so that less is told than there is."""
+    """Whether something could not be looked at, so that the report is incomplete."""
 
     @property
     def counts(self) -> Counts | None:
@@ -116,7 +107,7 @@ def typed_standing(handle: TableHandle, spec: TypedSpec, heads: Mapping[str, int
     standing.rows, standing.state = progress.rows, progress.state
     standing.complete_at = progress.complete_at.isoformat() if progress.complete_at else ""
     standing.problems += (
-        f"{journal}: {why}: `gazctl lake check` tells more"
+        f"{journal}: {why}: see `gazctl lake check`"
         for journal, why in progress.state.unaccounted.items()
     )
     return standing
@@ -157,7 +148,7 @@ def behind_now(client: Client, tables: TypedCatalog, raw: TableSpec, spec: Typed
 
 
 def completeness_of(tables: TypedCatalog, spec: TypedSpec) -> Completeness:
-    """What counting its rows tells of a table.
+    """What counting its rows shows of a table.
 
     Raises: LakeError: a table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look.
     """

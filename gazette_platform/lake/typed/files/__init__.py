@@ -1,1 +1,1 @@
-"""Files of a table: rows that are written by partition, read back, and made anew."""
+"""Files of a table: rows that are written by partition, read back, and rewritten."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import IcebergType
 
-__all__ = ["Part", "RowParter"]
-
 _HOUR_US: Final = 3_600_000_000
 _UNIX_YEAR: Final = 1970
 _INT_MAX: Final = 2**31 - 1

@@ -16,22 +16,13 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import structs
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed_spec.changes import DELETE, TRUNCATE
+from gazette_platform.lake.spec.typed.changes import DELETE, TRUNCATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from gazette_platform.lake.spec.typed.changes import ChangeOrder
     from gazette_platform.lake.typed.files.writing import RowWriter, WrittenFile
-    from gazette_platform.lake.typed_spec.changes import ChangeOrder
-
-__all__ = [
-    "ChangeWriter",
-    "CountedRows",
-    "RowSpool",
-    "SpooledBatch",
-    "SpooledRows",
-    "are_deletions",
-]
 
 _CODEC = "lz4"
 
@@ -62,7 +53,7 @@ class RowSpool:
         self._lock = threading.Lock()
 
     def add(self, rows: pa.Table) -> list[SpooledBatch]:
-        """Write rows behind all others.
+        """Write rows after all others.
 
         Raises: LakeError: the disk is full, or fails.
         """
@@ -121,7 +112,7 @@ class SpooledRows:
         return tuple(self._places)
 
     def abort(self) -> None:
-        """See `Sink`. What was written stays in the spool, and nobody knows where."""
+        """See `Sink`. What was written stays in the spool, at an unknown place."""
         self.rows, self._places = 0, []
 
 

@@ -1,13 +1,13 @@
 """Rows of a table's data files as they are stored, a few at a time, without those that engines deleted.
 
-Memory goes by a batch of rows, and not by the file, or by its row groups, of which one may be all of a file.
+Memory goes by a batch of rows, and not by the file, or by its row groups: one may be all of a file.
 
 Rows of a typed table as one of its snapshots has them, streamed: which files may have rows that are wanted, and what is in these.
 
 Files are left out by what manifests say of their columns. PyIceberg's own scan keeps all rows of a file in memory, and those of
 several files at a time; here it is a batch of some megabytes.
 
-Data files written anew without some of their rows: those in ranges of offsets, and those that engines deleted.
+Rewrite data files without some of their rows: those in ranges of offsets, and those that engines deleted.
 
 What is left is copied as it is, column by column: it keeps the schema that the file has, with the ids of its fields, and
 its partition. Rows stream through Arrow, so memory does not grow with the file.
@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 
-__all__ = ["FileRewriter", "StoredRows", "TableHistory", "stored_rows"]
-
 _FIELD_ID: Final = b"PARQUET:field_id"
 # As they are stored, before they are compressed; in Arrow it is about as much.
 _BATCH_BYTES: Final = 8 << 20
@@ -79,7 +77,7 @@ def stored_rows(now: Loaded, file: DataFile, deletes: Iterable[DataFile]) -> Ite
         now: the table.
         deletes: files with positions of rows that engines deleted.
 
-    Raises: LakeError: a file cannot be read, here or within. TypedRefused: one is no Parquet.
+    Raises: LakeError: a file cannot be read, here or within. TypedRefused: one is not Parquet.
     """
     deletes = sorted(deletes, key=lambda one: one.file_path)
     _require_parquet(file, *deletes)
@@ -90,7 +88,7 @@ def stored_rows(now: Loaded, file: DataFile, deletes: Iterable[DataFile]) -> Ite
             yield StoredRows(source, now.metadata.schema(), deleted)
     except (OSError, pa.ArrowException) as err:
         raise LakeError(
-            f"{file.file_path} cannot be read, or written anew ({err}): see that it is there, and run again"
+            f"{file.file_path} cannot be read, or rewritten ({err}): make sure that it exists, and run again"
         ) from err
 
 
@@ -125,14 +123,14 @@ class StoredRows:
             if (field.metadata or {}).get(_FIELD_ID) == wanted:
                 return str(field.name)
         raise TypedRefused(
-            f"a data file has no column of the id of {column}, so that nobody knows what its rows are of: somebody "
+            f"a data file has no column with the id of {column}, so the origin of its rows is unknown: someone "
             "added it by hand; remove those rows, and run again"
         )
 
     def batches(
         self, columns: Sequence[str] | None = None
     ) -> Iterator[tuple[pa.RecordBatch, pa.BooleanArray]]:
-        """All rows, in their order, each batch with which of them are there.
+        """All rows, in their order, each batch with a mask of existing ones.
 
         Args:
             columns: as the file calls them; None: all.
@@ -209,7 +207,7 @@ class TableHistory:
         """What is true of all rows of a file, as far as manifests say it.
 
         Args:
-            columns: of which something may be told.
+            columns: those that may be reported.
         """
         known = pc.scalar(True)
         for name in columns:
@@ -224,7 +222,7 @@ class TableHistory:
         Args:
             columns: of the table: at least one.
 
-        Raises: LakeError: the file cannot be read, or is no Parquet.
+        Raises: LakeError: the file cannot be read, or is not Parquet.
         """
         wanted = Schema(*(self._schema.find_field(name) for name in columns))
         target = pa.schema([self.schema.field(name) for name in columns])
@@ -232,7 +230,7 @@ class TableHistory:
         with stored_rows(self._loaded, file.file, file.delete_files) as rows:
             stored = pyarrow_to_schema(rows.schema)
             own = prune_columns(stored, ids, select_full_types=False)
-            # One column at least tells how many rows there are.
+            # One column at least shows how many rows there are.
             names = [field.name for field in own.fields] or rows.schema.names[:1]
             for batch, is_there in rows.batches(names):
                 kept = batch.filter(is_there)
@@ -291,7 +289,7 @@ _GROUP_BYTES: Final = 64 << 20
 
 @final
 class FileRewriter:
-    """Writes files anew, each once: what became of it is known if it is asked for again.
+    """Rewrites files, each once: the result is kept for later calls.
 
     Args:
         ranges: rows that are to go.

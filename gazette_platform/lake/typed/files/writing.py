@@ -1,9 +1,9 @@
 """Data files that workers have written: what of each goes into the table's manifests, in bytes that travel.
 
-A worker knows the schema and how rows are partitioned, and not the table; so it tells all that manifests say of a
+A worker knows the schema and how rows are partitioned, and not the table; so it reports all that manifests say of a
 file, and the driver, which has the table, makes PyIceberg's record of it.
 
-Rows of a typed table as Parquet files below its location. Nobody reads them before they are published.
+Rows of a typed table as Parquet files below its location. No reader sees them before they are published.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
 import msgspec
-from pyarrow import (
-    concat_tables,  # type: ignore[import-untyped]
-    parquet,  # type: ignore[import-untyped]
+from pyarrow import (  # type: ignore[import-untyped]
+    concat_tables,
+    parquet,
 )
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
@@ -43,21 +43,11 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
-__all__ = [
-    "METRICS",
-    "FileDescriber",
-    "OpenFile",
-    "RowWriter",
-    "WrittenFile",
-    "data_file_of",
-    "remove_files",
-]
-
 METRICS: Final = {
     "write.metadata.metrics.column._journal": "full",
     "write.metadata.metrics.column._begin": "full",
 }
-"""Properties of a table, by which its files are found by journal: bounds of texts are cut, else."""
+"""Properties of a table that let its files be found by journal; without them bounds of texts are cut."""
 
 # A field has the name of the type.
 _Bytes = bytes
@@ -106,11 +96,11 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 @final
 class FileDescriber:
-    """Tells what manifests say of Parquet files of one schema.
+    """Collects what manifests say of Parquet files of one schema.
 
     Args:
         schema: of the table; columns are called as in it.
-        spec_id: of the partition spec by which rows were parted.
+        spec_id: of the partition spec of the rows.
     """
 
     def __init__(self, schema: Schema, spec_id: int) -> None:
@@ -155,7 +145,7 @@ def data_file_of(written: WrittenFile, metadata: TableMetadata) -> DataFile:
     if spec is None or len(spec.fields) != len(written.partition):
         raise LakeError(
             f"{written.path} was written by partition spec {written.spec_id}, which the table at "
-            f"{metadata.location} does not have: it was made anew meanwhile; run again"
+            f"{metadata.location} does not have: it was recreated meanwhile; run again"
         )
     kinds = [field.field_type for field in spec.partition_type(metadata.schema()).fields]
     values = [
@@ -216,14 +206,14 @@ class RowWriter:
     """Writes rows into files, each of one partition.
 
     Rows are held until there are enough, and then all are written, each partition's to its file. Files stay
-    open meanwhile, but for those of the smallest partitions if there are many: so there are more files the
+    open meanwhile, except those of the smallest partitions if there are many: so there are more files the
     more partitions rows are scattered over, and memory is the same.
 
     Args:
         io: of the table.
         location: of the table.
         schema: of the table.
-        partitions: the spec by which rows are parted.
+        partitions: the spec that partitions rows.
         held_bytes: of rows that are held, as Arrow counts them. Memory: twice that, and the open files'.
         file_bytes: a file is ended once it has as much.
         open_files: that stay open, at most.
@@ -376,7 +366,7 @@ class OpenFile:
         return size, self._writer.writer.metadata
 
     def abandon(self) -> None:
-        """Let go of a file that nobody will read."""
+        """Release a file that will not be read."""
         for each in (self._writer, self._stream):
             try:
                 each.close()
@@ -385,7 +375,7 @@ class OpenFile:
 
 
 def remove_files(io: FileIO, paths: Iterable[str]) -> None:
-    """Remove files that nobody will read. What cannot be removed is left to maintenance, and told to the log."""
+    """Remove files that will not be read. What cannot be removed is logged, and left to maintenance."""
     for path in paths:
         try:
             io.delete(path)

@@ -3,7 +3,7 @@
 The sequencer takes a step of Python for each message. What it says of a producer depends on that producer's messages
 alone, and of most producers there is little to say. One is *regular* in a range if, in the order of the journal,
 
-    each of its messages is new, which is to say that its clock is above all before; or it is there twice:
+    each of its messages is new, which is to say that its clock is above all before; or it is a duplicate:
         outside of transactions with a clock up to what was committed, within one with any,
         an ACK with the very clock that was committed last, and no transaction open
     no transaction is given up: its end, if it has one, is an ACK
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa  # type: ignore[import-untyped]
-
-__all__ = ["Regular", "regular_of"]
 
 _CONTINUE, _ACK = int(Flags.CONTINUE_TXN), int(Flags.ACK_TXN)
 _NONE: Final = -1
@@ -63,7 +61,7 @@ def regular_of(known: Mapping[bytes, Producer], messages: pa.Table) -> Regular:
     pc = required("pyarrow.compute", extra="lake", by="typed tables")
     clock = messages.column("clock").combine_chunks()
     is_tracked = pc.not_equal(clock, pa.scalar(0, pa.uint64()))
-    # Without UUID: always new, and nobody's.
+    # Without UUID: always new, and without producer.
     untracked = pc.indices_nonzero(pc.invert(is_tracked)).cast(pa.int64())
     rows = pc.indices_nonzero(is_tracked).cast(pa.int64())
     encoded = pc.dictionary_encode(messages.column("producer").combine_chunks().take(rows))
@@ -124,7 +122,7 @@ def _heads(
             found.append(row)
             if flag != _CONTINUE:
                 opened.discard(code)
-                # Else it takes something back, or is there twice.
+                # Else it takes something back, or is a duplicate.
                 if at > floors[code]:
                     floors[code] = at
                 else:
@@ -190,7 +188,7 @@ class _Spans:
         self._is_last_committed = pc.equal(keys, committed)
 
     def _find_ends(self) -> None:
-        """Where the transaction ends that each message is of, or would be; behind all: nowhere."""
+        """Where the transaction of each message ends, or would end; after all: nowhere."""
         pa, pc = self._pa, self._pc
         count = len(self.codes)
         back = pc.subtract(pa.scalar(count - 1, pa.int64()), self._indices)

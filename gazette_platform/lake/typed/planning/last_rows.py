@@ -1,22 +1,20 @@
 """SQL that says which message of a key is the last, for engines that merge and for queries that see the tail as well. Pure.
 
 Which of two messages is the later one: see `gazette_platform.lake.typed.tables.upserts`. Statements are of what Spark and DuckDB
-have in common, but for quotes.
+have in common, except for quotes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gazette_platform.lake.typed_spec.changes import DELETE, POSITION
-from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS
+from gazette_platform.lake.spec.typed.changes import DELETE, POSITION
+from gazette_platform.lake.spec.typed.typed_columns import SYSTEM_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.lake.typed_spec.changes import ChangeOrder
-
-__all__ = ["changes_of", "is_later", "last_of_each", "view_of"]
+    from gazette_platform.lake.spec.typed.changes import ChangeOrder
 
 # No names of columns, which have letters, digits and `_` only.
 _CLOCK, _OF_JOURNAL, _OF_KEY = "#clock", "#of journal", "#of key"
@@ -95,7 +93,7 @@ def changes_of(
 
     Args:
         columns: of the table.
-        key: those of them of which the last message counts.
+        key: those whose last message counts.
         quote: makes a name one of the engine's SQL.
         changes: which messages delete, and what orders them.
         new: what new messages are selected from, in SQL.
@@ -180,7 +178,7 @@ def view_of(
 
     Args:
         columns: of both.
-        key: columns of which the last message counts; none: each message is a row.
+        key: columns whose last message counts; none: each message is a row.
         history, tail: what is selected from, in SQL. Each message is in one of them.
         quote: makes a name one of the engine's SQL.
         changes: which messages delete, and what orders them; None: none does.

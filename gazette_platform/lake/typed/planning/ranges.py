@@ -5,12 +5,12 @@ held. It ends, and is split, only where a message ends:
 
 - where a fragment begins or ends: brokers close fragments between appends, and an append holds whole messages;
 - at the write head, for the same reason. But who writes bytes rather than messages may append half of one. So the
-  *live tail*, which no store has yet, ends behind the last whole message that its reader finds before
+  *live tail*, which no store has yet, ends after the last whole message that its reader finds before
   the head, and the rest is left to the next run (`Task.is_soft`). What ends within a message at the end of a
   stored fragment ends so for ever: that is a bad record, as it is to all other engines.
 
-Each byte has one holder, however fragments overlap; see `segments`. Bytes that nobody holds are a *hole*: the range ends
-before it, and the plan tells of it. It is passed over only on a person's word.
+Each byte has one holder, however fragments overlap; see `segments`. Bytes that no broker or store holds are a *hole*: the range ends
+before it, and the plan reports it. It is passed over only on a person's word.
 
 An offset is of one journal (`protocol.identity`). If another one has its name now, nothing of that is read until a person
 says where to begin; `decided` keeps that in the state, so that it does not pass when the new journal has grown.
@@ -19,7 +19,7 @@ Who is served when there is more than a run may read: in rounds, one task of eac
 whose next content was stored first. So one journal with years to catch up on keeps no other one from being up to
 date, unless a run has not even one task for each; then those left out are the oldest next time.
 
-A *backfill* makes rows of former ranges anew and leaves the state as it is. See `plan_backfill`.
+A *backfill* makes rows of former ranges again and leaves the state as it is. See `plan_backfill`.
 
 Long because runs and backfills share who holds which bytes, and how these are cut into tasks.
 """
@@ -32,7 +32,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import OffsetJump, ValidationError
-from gazette_platform.lake.segments import Segment, plan_segments
+from gazette_platform.lake.reading.segments import Segment, plan_segments
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.protocol import DOUBTED, is_another, learned
 
@@ -42,38 +42,17 @@ if TYPE_CHECKING:
     from gazette_platform.client import FragmentListing
     from gazette_platform.lake.typed.planning.state import TypedState
 
-__all__ = [
-    "BackfillPlan",
-    "BackfillRange",
-    "Hole",
-    "HoleKind",
-    "JournalNow",
-    "JournalRange",
-    "Limits",
-    "RunPlan",
-    "Task",
-    "decided",
-    "held_ranges",
-    "merged_ranges",
-    "missing_between",
-    "plan_backfill",
-    "plan_run",
-    "tasks_between",
-    "whole_ranges",
-    "without_pruned",
-]
-
 _Range = tuple[int, int]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalNow:
-    """A journal as brokers tell of it."""
+    """A journal as brokers report it."""
 
     name: str
     begin: int
-    """First byte that anyone still holds; the head, if nobody holds any."""
+    """First byte that still exists; the head, if none does."""
     head: int
     """The write head, asked for before fragments were listed."""
     listed: Sequence[FragmentListing]
@@ -106,12 +85,12 @@ _LIMITS: Final = Limits()
 @final
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Segments of one journal that one reader reads, one behind the other."""
+    """Segments of one journal that one reader reads, one after the other."""
 
     segments: tuple[Segment, ...]
     is_soft: bool = False
     """Whether it ends with the live tail, or within a fragment that was stored meanwhile. Then the summary of the
-    task tells where: behind the last whole message that ends before `end`, or, if there is none, behind the first one,
+    task says where: after the last whole message that ends before `end`, or, if there is none, after the first one,
     however long. Only the last task of a range is."""
 
     @property
@@ -121,7 +100,7 @@ class Task:
 
     @property
     def end(self) -> int:
-        """Offset behind its last one."""
+        """Offset after its last one."""
         return self.segments[-1].end
 
 
@@ -144,7 +123,7 @@ class JournalRange:
 
     @property
     def end(self) -> int:
-        """Offset behind its last one."""
+        """Offset after its last one."""
         return self.tasks[-1].end
 
 
@@ -154,7 +133,7 @@ class HoleKind(StrEnum):
     PRUNED = "pruned"
     """It was removed before it was read: these messages will never be rows."""
     MISSING = "missing"
-    """Nobody holds it, and there is more behind it: it may be on its way to its store, or lost."""
+    """It is missing, and there is more after it: it may be on its way to its store, or lost."""
     OPEN_PRUNED = "open transaction pruned"
     """A transaction that is open begins in it. Its journal is read on; should it be committed, the run fails, until a person
     gives the transaction up."""
@@ -166,7 +145,7 @@ class HoleKind(StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Bytes [begin, end) of a journal that a table needs, and that nobody holds."""
+    """Bytes [begin, end) of a journal that a table needs, and that no broker or store holds."""
 
     journal: str
     begin: int
@@ -184,9 +163,9 @@ class RunPlan:
     ranges: tuple[JournalRange, ...] = ()
     """By name of journal; those without anything to read are left out."""
     holes: tuple[Hole, ...] = ()
-    """Of all journals. To be told to people: journals stand still before those that are no open transactions."""
+    """Of all journals, for people: journals stop before those that are not open transactions."""
     vanished: tuple[str, ...] = ()
-    """Journals that the state knows and that are no more. Their rows and state are kept."""
+    """Journals that the state knows and that no longer exist. Their rows and state are kept."""
     left_bytes: int = 0
     """What could be read and is left to the next run."""
 
@@ -213,7 +192,7 @@ def plan_run(
     Args:
         state: of the table.
         journals: all there are.
-        given_up: by journal, an offset up to which a person has given up what nobody holds.
+        given_up: by journal, an offset up to which a person has given up missing bytes.
 
     Returns: the same for the same arguments. An empty plan has nothing to do.
     """
@@ -346,7 +325,7 @@ def _cut(segment: Segment, begin: int, end: int) -> Segment:
 
 
 def _tasks(segments: Sequence[Segment], task_bytes: int, *, is_settled: bool) -> list[Task]:
-    """Segments as tasks: small ones together, and none behind one that ends softly.
+    """Segments as tasks: small ones together, and none after one that ends softly.
 
     Args:
         is_settled: whether a message is known to end with the last of them. None is soft then.
@@ -363,7 +342,7 @@ def _tasks(segments: Sequence[Segment], task_bytes: int, *, is_settled: bool) ->
         joined.append(each)
     if joined:
         last = joined[-1]
-        # A fragment may have been stored since the head was asked for, and go on behind it.
+        # A fragment may have been stored since the head was asked for, and continue after it.
         is_open = last.listing is None or last.end < last.listing.fragment.end
         tasks.append(Task(tuple(joined), is_soft=is_open and not is_settled))
     return tasks
@@ -374,7 +353,7 @@ def tasks_between(
 ) -> tuple[Task, ...]:
     """Tasks for [begin, end), which were read before and end between messages.
 
-    Raises: OffsetJump: nobody holds a part of them any more.
+    Raises: OffsetJump: a part of them no longer exists.
     """
     reach = _reach(journal, begin, end)
     if reach.holes:
@@ -384,7 +363,7 @@ def tasks_between(
 
 
 def missing_between(journal: JournalNow, begin: int, end: int) -> list[_Range]:
-    """Parts of [begin, end) that nobody holds."""
+    """Parts of [begin, end) that no broker or store holds."""
     return [(hole.begin, hole.end) for hole in _pieces(journal, begin, end)[1]]
 
 
@@ -422,7 +401,7 @@ def _age(waiting: Mapping[str, Sequence[Task]], name: str) -> tuple[float, int, 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillRange:
-    """Rows [begin, end) of a journal that are made anew.
+    """Rows [begin, end) of a journal that are made again.
 
     In one commit, rows with this `_journal` and with `_begin` in [begin, end) are removed, and what is committed of
     these messages is added. So it may be done any number of times.
@@ -463,10 +442,10 @@ def plan_backfill(
     wanted: Mapping[str, Sequence[_Range]],
     task_bytes: int = _LIMITS.task_bytes,
 ) -> BackfillPlan:
-    """How the rows of some content are made anew. The state of the table stays as it is.
+    """Plan how to make the rows of some content again. The state of the table stays as it is.
 
     Args:
-        states: the table's now, and any of before, of snapshots that are still there: each range is screened from the
+        states: the table's now, and earlier ones, of snapshots that still exist: each range is screened from the
             newest one that lies before it. With none, all that is still stored before it has to be read.
         journals: those of `wanted`, with all of their fragments.
         wanted: by journal, offsets that begin and end where messages do, such as `held_ranges` and `whole_ranges` give.
@@ -475,7 +454,7 @@ def plan_backfill(
     Raises: ValidationError: there is no state; a range is empty, or its journal unknown.
     """
     if not states:
-        raise ValidationError("a table that was never written to has nothing to make anew")
+        raise ValidationError("a table that was never written to has nothing to make again")
     now = {each.name: each for each in journals}
     found: list[BackfillRange] = []
     holes: list[Hole] = []
@@ -579,7 +558,7 @@ def _shared(journal: JournalNow, known: Sequence[JournalState]) -> int:
 
 
 def _pieces(journal: JournalNow, begin: int, end: int) -> tuple[list[_Range], list[Hole]]:
-    """Parts of [begin, end) that somebody holds, and those that nobody does."""
+    """Parts of [begin, end) that exist, and missing ones."""
     pieces: list[_Range] = []
     holes: list[Hole] = []
     while begin < end:
@@ -603,7 +582,7 @@ def _backfilled(
     begin, end = piece
     lower = [one for one in known if one.offset <= begin]
     start = max(lower, key=lambda one: one.offset, default=JournalState())
-    # Behind the last hole before it: what that state knows holds behind a hole, too.
+    # After the last hole before it: what that state knows holds after a hole, too.
     read_from, last_end = start.offset, start.offset
     for each in _held(journal, end):
         if each.end <= start.offset:

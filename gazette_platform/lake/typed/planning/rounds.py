@@ -1,16 +1,16 @@
-"""What a run has its workers do with a journal's tasks, round after round, until its rows are known. Pure.
+"""Orders of a run for a journal's tasks, round after round, until its rows are known. Pure.
 
     plain    each task is screened by itself, and its rows are written
              `join` says whether that is right. If not:
-    plain    those tasks that kept what was there before, and are told so, once more
+    plain    those tasks that kept what earlier ones had, once more, with that knowledge
     look     from the first task with transactions on: where messages are, and whose, and nothing is written
              the sequencer decides, here, message by message
     keep     these tasks again: the messages that are rows, by their offsets
 
-Nearly all journals are done behind the first round. Whoever drives carries out the `orders` of all journals at
-once, wherever it likes, tells what came of them, and asks for the next ones, until there are none.
+Nearly all journals are done after the first round. Whoever drives carries out the `orders` of all journals at
+once, wherever it likes, reports the results, and asks for the next ones, until there are none.
 
-What a backfill has its workers do with a range of a journal: rounds as of a run, one piece behind the other. Pure.
+Orders of a backfill for a range of a journal: rounds as of a run, one piece after the other. Pure.
 
 A state may lie far before the range, and what follows it may be long, so it is read in pieces, each with the state behind the
 one before: what the driver holds goes by the size of a piece. Rows are made of the range alone; all else is screened. What
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.ranges import BackfillRange, Task
     from gazette_platform.lake.typed.planning.screening import TaskSummary
 
-__all__ = ["BackfillRounds", "Done", "JournalRounds", "Kind", "Order"]
-
 # The sequencer's part takes some 200 bytes a message that is a row: so many at a time are 400 MB.
 _GROUP_MESSAGES: Final = 2_000_000
 
@@ -53,7 +51,7 @@ class Kind(StrEnum):
     """Screen messages by columns (`TaskScreen`), and write the rows of those that are kept. If there is a transaction,
     nothing has to be written."""
     LOOK = "look"
-    """Tell offsets and UUIDs of all messages, as `sequence` takes them."""
+    """Return offsets and UUIDs of all messages, as `sequence` takes them."""
     KEEP = "keep"
     """Write the rows of the messages that begin at `Order.keep`, and of no others."""
 
@@ -85,7 +83,7 @@ class Done:
     """Of kind `LOOK`: `begin`, `end`, `producer`, `clock`, `flags` of each message. Of `PLAIN`, if there is a transaction,
     the same spares the next round."""
     end: int = 0
-    """Of kind `LOOK`: offset behind the last whole message."""
+    """Of kind `LOOK`: offset after the last whole message."""
     typed: int = 0
     """Rows that were written."""
     quarantined: int = 0
@@ -93,7 +91,7 @@ class Done:
     output: Any = None
     """What was written, for who drives; None: nothing."""
     failure: str = ""
-    """Why the content could not be read; then nothing else is told. Empty: it was."""
+    """Why the content could not be read; then nothing else is set. Empty: it was."""
 
 
 @final
@@ -155,7 +153,7 @@ class JournalRounds:
         self._written = _Written()
         self._discarded: list[Any] = []
         self._phase = Kind.PLAIN
-        # The first task can be told at once what was there before; others seldom need it.
+        # The first task can get at once what was known before; others seldom need it.
         self._numbers = list(range(len(self._tasks)))
         self.orders: list[Order] = [
             self._plain_order(n, {} if n else self._state.known) for n in self._numbers
@@ -265,10 +263,10 @@ class JournalRounds:
             self._in_order()
 
     def _in_order(self) -> None:
-        """Have the sequencer say which messages are rows, and order these."""
+        """Let the sequencer decide which messages are rows, and order these."""
         pa = required("pyarrow", extra="lake", by="typed tables")
         numbers = sorted(self._done)
-        # Where each task begins, and behind them where the range ends.
+        # Where each task begins, then where the range ends.
         begins = [self._tasks[n].begin for n in numbers]
         keep: dict[int, list[Any]] = defaultdict(list)
         before: list[Any] = []
@@ -311,7 +309,7 @@ class JournalRounds:
         return self._tasks[0].begin
 
     def _groups(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Tasks of which the sequencer is given the messages together."""
+        """Tasks whose messages the sequencer gets together."""
         groups: list[list[int]] = []
         size = self._group_messages
         for number in numbers:
@@ -358,14 +356,14 @@ class JournalRounds:
             raise LakeError(
                 f"{self._journal}: {committed} messages are committed from offset {self._range_begin} to "
                 f"{state.offset}, and workers wrote {written.typed} rows and set {written.quarantined} aside: nothing "
-                "was published; run it again, and if that does not help, tell the makers"
+                "was published; run it again, and if that does not help, please report this bug"
             )
         self._state = state.with_rows(written.typed, written.quarantined)
         self.orders = []
 
 
 def _begun(state: JournalState | None, wanted: JournalRange) -> JournalState:
-    """The state where the range begins, behind what was given up before it."""
+    """The state where the range begins, after what was given up before it."""
     begun = state
     if begun is None:
         offset = wanted.passed[0][0] if wanted.passed else wanted.begin
@@ -506,7 +504,7 @@ class BackfillRounds:
             if piece is None and self._state.offset < self.reached:
                 raise LakeError(
                     f"{self.wanted.journal}: a transaction began before offset {self.wanted.end}, and whether it was "
-                    f"committed cannot be read, as nobody holds what is behind offset {self._state.offset}: nothing was "
+                    f"committed cannot be read, as no broker or store holds what follows offset {self._state.offset}: nothing was "
                     "changed; choose a range that ends where the transaction began"
                 )
         self._begin(piece)

@@ -15,9 +15,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyiceberg.conversions import from_bytes
 from pyiceberg.types import LongType
 
-from gazette_platform.lake.aside import home_directory
-from gazette_platform.lake.layout import Layout, PartitionColumn
-from gazette_platform.lake.table_spec import Partition
+from gazette_platform.lake.raw.set_aside import home_directory
+from gazette_platform.lake.spec.layout import Layout, PartitionColumn
+from gazette_platform.lake.spec.table_spec import Partition
 from gazette_platform.lake.typed.planning.ranges import merged_ranges
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
     from gazette_platform.client import FragmentListing
-    from gazette_platform.lake.table_spec import TableSpec
-
-__all__ = ["Overlap", "RowRanges", "fragments_of"]
+    from gazette_platform.lake.spec.table_spec import TableSpec
 
 _Range = tuple[int, int]
 # Offsets are not below 0: an empty range before all others of a journal, so that none of another one reaches into it.
@@ -37,11 +35,11 @@ _NOTHING: Final = (-1, -1)
 
 
 class Overlap(Enum):
-    """Which rows of a file lie in ranges, as far as its bounds tell."""
+    """Which rows of a file lie in ranges, as far as its bounds show."""
 
     NONE = auto()
     SOME = auto()
-    """Or all, or none: only reading tells."""
+    """Or all, or none: only reading shows."""
     ALL = auto()
 
 
@@ -86,7 +84,7 @@ class RowRanges:
             found = [of_it for of_it in found if _touches(of_it, low, high)]
         if not found:
             return Overlap.NONE
-        # A bound that was cut is no value, and then the two differ.
+        # A bound that was cut is not a value, and then the two differ.
         is_one = first is not None and first == last
         if is_one and low is not None and high is not None and _holds(found[0], low, high):
             return Overlap.ALL
@@ -100,8 +98,8 @@ class RowRanges:
             begins: of each row.
         """
         codes = pc.index_in(journals, value_set=self._journals).cast(pa.int64())
-        # Ranges and rows, sorted: each row stands behind the last range of its journal that begins before it, or with it.
-        # Rows of other journals stand behind all.
+        # Ranges and rows, sorted: each row follows the last range of its journal that begins before it, or with it.
+        # Rows of other journals come last.
         sorted_by = pa.table([
             pa.concat_arrays([self._codes, codes]),
             pa.concat_arrays([self._begins, begins]),

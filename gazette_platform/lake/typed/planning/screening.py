@@ -8,7 +8,7 @@ down to one: a message is new if its clock is above all clocks of its producer b
     each task      TaskScreen     drops what is not new within the task, by columns, and sums up clocks
     the driver     join           compares these summaries, in order, with the state and each other
                      Plain        what the tasks kept is what is committed
-                     Again        some tasks kept what tasks before them had: they begin again, and are told
+                     Again        some tasks kept what tasks before them had: they begin again, with
                      Sequenced    from a task on there are transactions: read that part in order
     one reader     sequence       has the sequencer decide, and says which messages are rows, and when
 
@@ -49,18 +49,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.typed.planning.columnar_sequencer import Regular
 
-__all__ = [
-    "Again",
-    "Clocks",
-    "Plain",
-    "Screened",
-    "Sequenced",
-    "TaskScreen",
-    "TaskSummary",
-    "join",
-    "sequence",
-]
-
 _CONTINUE, _ACK = int(Flags.CONTINUE_TXN), int(Flags.ACK_TXN)
 _STEP_ROWS: Final = 1 << 16
 _log = logging.getLogger(__name__)
@@ -85,12 +73,12 @@ class TaskSummary:
     begin: int
     """Offset of the first byte that was read."""
     end: int
-    """Offset behind the last whole message; the next task begins here."""
+    """Offset after the last whole message; the next task begins here."""
     messages: int = 0
     duplicates: int = 0
     """Messages that the task dropped; 0: all its clocks rise."""
     is_plain: bool = True
-    """Whether there are no transactions. Else only `begin` and `end` tell anything."""
+    """Whether there are no transactions. Else only `begin` and `end` mean anything."""
     odd_flags: int = 0
     """Messages whose flags mean nothing. They are taken for plain, as the sequencer does."""
     clocks: Mapping[bytes, Clocks] = field(default_factory=dict)
@@ -152,7 +140,7 @@ class TaskScreen:
         return pc.replace_with_mask(everything, is_tracked, kept)
 
     def summary(self, end: int) -> TaskSummary:
-        """What there was, up to `end`, behind the last whole message."""
+        """All content up to `end`, the offset after the last whole message."""
         return TaskSummary(
             begin=self._begin,
             end=end,
@@ -208,7 +196,7 @@ class TaskScreen:
         return noted.last if noted is not None else self._known.get(name, 0)
 
     def _note(self, names: Sequence[bytes], begins: Sequence[int], clocks: Any) -> None:
-        """Remember the first and the last of each producer; the row at each begin is no message."""
+        """Remember the first and the last of each producer; the row at each begin is not a message."""
         spans = list(pairwise([*begins, len(clocks)]))
         firsts, lasts = (
             self._pc.take(clocks, self._pa.array(rows, self._pa.int64())).to_pylist()
@@ -250,10 +238,10 @@ class Plain:
 @final
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Some tasks kept messages that were there in tasks before them, or runs before."""
+    """Some tasks kept messages of earlier tasks or runs."""
 
     known: Mapping[int, Mapping[bytes, int]]
-    """By number of such a task, what `TaskScreen` is to be told. All summaries are then joined anew."""
+    """By number of such a task, what `TaskScreen` needs to know. All summaries are then joined again."""
 
 
 @final
@@ -264,7 +252,7 @@ class Sequenced:
     state: JournalState
     """Behind these: where `sequence` begins."""
     first: int
-    """Number of the first task of which nothing may be used."""
+    """Number of the first task whose result may not be used."""
 
 
 def join(state: JournalState, summaries: Sequence[TaskSummary]) -> Plain | Again | Sequenced:
@@ -284,7 +272,7 @@ def join(state: JournalState, summaries: Sequence[TaskSummary]) -> Plain | Again
         if task.begin != offset:
             raise LakeError(
                 f"task {number} of a journal read from offset {task.begin} on, and what was before ends at "
-                f"{offset}: one task is missing or was there twice (nothing was committed; run it again)"
+                f"{offset}: one task is missing or duplicated (nothing was committed; run it again)"
             )
         if not task.is_plain:
             break
@@ -324,7 +312,7 @@ class Screened:
     """What is committed of a range that was read in order."""
 
     state: JournalState
-    """Behind it."""
+    """After it."""
     begin: pa.Int64Array
     """Offset of each message that is a row, in the order in which they were committed."""
     row: pa.Int64Array
@@ -344,7 +332,7 @@ def sequence(
 ) -> Screened:
     """Screen a journal's range as the sequencer does: by columns where that is the same, else message by message.
 
-    ACKs are no rows. Memory goes by `messages`, and by `ring_size` for those of open transactions.
+    ACKs are not rows. Memory goes by `messages`, and by `ring_size` for those of open transactions.
 
     Args:
         state: before the range; its offset is where the range begins.
@@ -352,8 +340,8 @@ def sequence(
             `TaskScreen.take`, and `begin` and `end`, offsets.
         reread: gives the same of messages from one offset to another one, both before the range. It is called when a
             transaction is committed that began there, and must raise if something of that is gone.
-        end: offset behind the last whole message of the range.
-        warn: is told what should not be; see `Sequencer`.
+        end: offset after the last whole message of the range.
+        warn: called with what should not happen; see `Sequencer`.
 
     Raises: DataError: messages are not in order, or `reread` gave less than was asked for.
     """
@@ -412,7 +400,7 @@ class _InOrder:
         if len(odd):
             row = odd[0].as_py()
             raise DataError(
-                f"a message from offset {begin[row]} to {end[row]} comes behind offset {before[row]}: out of order"
+                f"a message from offset {begin[row]} to {end[row]} comes after offset {before[row]}: out of order"
             )
 
     def envelopes(self, rows: pa.Int64Array) -> Iterator[Envelope[int | None]]:

@@ -1,6 +1,6 @@
 """What a typed table has come to: offsets, producers and counts of each journal, as a value and as a file. Pure.
 
-A state is published with the rows that it tells of. All that a run must know of the past is in it, so that
+A state is published with the rows that it describes. All that a run must know of the past is in it, so that
 the rows of any number of runs are those of one uninterrupted read.
 
 The file is Parquet, so that any engine can be asked about it: a row for each journal (`producer` is NULL) with
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["Counts", "JournalState", "Producer", "TypedState", "pruned"]
-
 _VERSION: Final = 2
 # Files of version 1 do not say which journal an offset belongs to.
 _VERSIONS: Final = frozenset({1, _VERSION})
@@ -34,7 +32,7 @@ _DIGEST_KEY: Final = b"gazette.typed-state.digest"
 _PRODUCER = struct.Struct(f">{PRODUCER_BYTES}sQqq")
 _JOURNAL = struct.Struct(">I10q")
 _IDENTITY = struct.Struct(">8s2q")
-# Behind all producers that a journal may have begun: giving up "before" it gives up all open transactions.
+# After all producers that a journal may have begun: giving up "before" it gives up all open transactions.
 _BEHIND_ALL: Final = 1 << 63
 
 
@@ -42,7 +40,7 @@ class Producer(NamedTuple):
     """What is known of a producer in a journal."""
 
     last_ack: int
-    """Largest clock that was committed: what is not above it was there before."""
+    """Largest clock that was committed: what is not above it is a duplicate."""
     begin: int = -1
     """Offset of the first message of its open transaction; -1 if there is none."""
     waiting: int = 0
@@ -69,9 +67,9 @@ class Counts:
     """Of transactions that were rolled back, or given up by their producer. If one is open over several
     runs, messages of it that come again in a later one wait, too, and count here once it has ended."""
     acks: int = 0
-    """ACKs, which are no rows."""
+    """ACKs, which are not rows."""
     lost_bytes: int = 0
-    """Bytes that were passed over on a person's word, for nobody holds them."""
+    """Missing bytes that were passed over on a person's word."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in _COUNTS})
@@ -111,12 +109,12 @@ class JournalState:
         return min((p.begin for p in self.producers.values() if p.begin >= 0), default=None)
 
     def passing(self, offset: int) -> JournalState:
-        """The state behind bytes that nobody holds, up to `offset`, which a person has given up."""
+        """The state after missing bytes, up to `offset`, which a person has given up."""
         lost = Counts(lost_bytes=max(0, offset - self.offset))
         return replace(self, offset=max(self.offset, offset), counts=self.counts + lost)
 
     def giving_up(self, before: int) -> JournalState:
-        """The state without the transactions that begin before `before`, of which a part is gone."""
+        """The state without the transactions that begin before `before`: a part of them is gone."""
         producers = {
             name: Producer(one.last_ack) if 0 <= one.begin < before else one
             for name, one in self.producers.items()
@@ -340,7 +338,7 @@ def _damaged(where: str, why: str) -> LakeError:
     return LakeError(
         f"{where} cannot be read ({why[:200]}): fetch it again, or from a backup. The files of "
         "older snapshots of the table are states, too: roll the table and its tag back to one of these, and "
-        "what came behind it is read again"
+        "what came after it is read again"
     )
 
 

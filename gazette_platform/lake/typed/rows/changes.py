@@ -29,19 +29,17 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import structs
 
+from gazette_platform.lake.spec.typed.changes import DELETE, OP_KEY, POSITION_KEY, TRUNCATE
 from gazette_platform.lake.typed.rows.parsing import BadRecord, BlockParser, ParsedBlock
 from gazette_platform.lake.typed.rows.reasons import REASON_CHARACTERS_MAX
 from gazette_platform.lake.typed.rows.records import acks_of
-from gazette_platform.lake.typed_spec.changes import DELETE, OP_KEY, POSITION_KEY, TRUNCATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
     from gazette_platform.lake.typed.rows.parsing import LookedBlock
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-    from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
-
-__all__ = ["ChangeParser", "EnvelopeReader", "Envelopes", "parser_of"]
 
 _NULL: Final = b"null"
 _ROW_OPS: Final = frozenset({"c", "u", "r"})
@@ -85,11 +83,11 @@ class Envelopes(NamedTuple):
     line_of: list[int]
     """Of each record the line that it is of."""
     bad: dict[int, str]
-    """Lines that are no envelopes, and why."""
+    """Lines that are not envelopes, and why."""
 
 
 class _NotOneError(Exception):
-    """Why a line is no envelope of the table."""
+    """Why a line is not an envelope of the table."""
 
 
 @final
@@ -129,7 +127,7 @@ class EnvelopeReader:
                 bad[index] = str(err)
                 continue
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as err:
-                bad[index] = f"is no change: {err}"
+                bad[index] = f"is not a change: {err}"
                 continue
             records += found
             line_of += [index] * len(found)
@@ -142,13 +140,13 @@ class EnvelopeReader:
         op = envelope.op
         if op is None:
             raise _NotOneError(
-                "is no change: it has no `op`. A record that is the row itself needs `deleted`, not `change_data`"
+                "is not a change: it has no `op`. A record that is the row itself needs `deleted`, not `change_data`"
             )
         head = self._head(op, envelope.source)
         if op in _ROW_OPS:
             return self._row(head, envelope)
         if op not in {DELETE, TRUNCATE}:
-            raise _NotOneError(f"is no change: `op` is {op[:20]!r}, and not one of {_OPS}")
+            raise _NotOneError(f"is not a change: `op` is {op[:20]!r}, and not one of {_OPS}")
         key = self._no_key if op == TRUNCATE else self._key_of(bytes(envelope.before))
         return [_object(head, self._pairs(key))]
 
@@ -237,7 +235,7 @@ def _binlog_position(source: _Source) -> str:
 
 def _digits(number: int) -> str:
     if not 0 <= number < _LARGEST:
-        raise _NotOneError(f"{number} is no position in a log")
+        raise _NotOneError(f"{number} is not a position in a log")
     return f"{number:0{_DIGITS_MAX}d}"
 
 

@@ -28,30 +28,15 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from gazette_platform.errors import DataError
+from gazette_platform.lake.spec.typed.columns import TRUNCATED
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type
-from gazette_platform.lake.typed_spec.columns import TRUNCATED
 from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth, depth_of
 from gazette_platform.message.uuid import uuid_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gazette_platform.lake.schema import ColumnType
-
-__all__ = [
-    "LineReader",
-    "RefusedError",
-    "ValueReader",
-    "converter",
-    "has_repeated_key",
-    "is_hard",
-    "is_too_deep",
-    "narrowed",
-    "plain_type",
-    "read_type",
-    "rebuilt",
-    "repeated_keys",
-]
+    from gazette_platform.lake.spec.schema import ColumnType
 
 _UUID_CHARS: Final = 36
 _DATE_CHARS: Final = len("2026-01-02")
@@ -73,7 +58,7 @@ _DEPTH_MAX: Final = 400
 
 
 class RefusedError(Exception):
-    """Some value of many does not fit, or some line is no record."""
+    """Some value of many does not fit, or some line is not a record."""
 
 
 # ------------------------------------------------------------------ types
@@ -305,7 +290,7 @@ def _lies_outside(numbers: Any, least: int, end: int) -> Any:
 
 
 def _finite(array: Any) -> Any:
-    # `NaN` and `Infinity` are no JSON; and 1e39 does not fit 32 bits.
+    # `NaN` and `Infinity` are not JSON; and 1e39 does not fit 32 bits.
     if pc.all(pc.is_finite(array)).as_py() is False:
         raise RefusedError
     return array
@@ -347,7 +332,7 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 @final
 class LineReader:
-    """Reads lines of which each is an object, by Arrow.
+    """Reads lines that are objects, by Arrow.
 
     Args:
         schema: types of `read_type`, by key.
@@ -366,7 +351,7 @@ class LineReader:
         Args:
             content: plain lines, as `records` looks for.
             rows: how many there are.
-            longest: bytes of the longest line; None: nobody has looked.
+            longest: bytes of the longest line; None: unknown.
 
         Raises: RefusedError: something does not fit, or there are not as many.
         """
@@ -392,7 +377,7 @@ class ValueReader:
 
     Args:
         form: how values are written, of `FORMATS`.
-        forbids_unknown: whether structs with keys that are no fields are refused.
+        forbids_unknown: whether structs with keys that are not fields are refused.
 
     Attributes:
         kind, form: as given.

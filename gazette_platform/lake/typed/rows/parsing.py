@@ -1,4 +1,4 @@
-"""Blocks of a journal as typed rows, with bad records told by their place. Pure.
+"""Blocks of a journal as typed rows, with the place of each bad record. Pure.
 
 A block is read at once (`records`), which takes all of it or nothing. One that is refused is read without the lines that can
 be seen to be odd, and if that is not it, in parts, unless many were bad in the one before. Of what is refused then, and of
@@ -13,11 +13,11 @@ each line.
                                     refused ── each line, trimmed: msgspec ── good ── records, at once ── refused: in halves
                                                                       └─ no ── records, alone ── refused: bad (`reasons`)
 
-An ACK of a transaction is no row, and not bad, whatever else it holds.
+An ACK of a transaction is not a row, and not bad, whatever else it holds.
 
 Blocks of whole lines of a task, in which a line that is longer than any record may be is cut short.
 
-Whoever may append to a journal may append such a line. If it were an error, nothing behind it would ever be read.
+Whoever may append to a journal may append such a line. If it were an error, nothing after it would ever be read.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ from gazette_platform.message.uuid import parse_uuid_column
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gazette_platform.lake.schema import ColumnType
-    from gazette_platform.lake.segment_content import LineBlocks, Piece
+    from gazette_platform.lake.reading.segment_content import LineBlocks, Piece
+    from gazette_platform.lake.spec.schema import ColumnType
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.rows.records import Lines, Records
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-
-__all__ = ["BadRecord", "BlockParser", "CutLines", "LineBlock", "LookedBlock", "ParsedBlock"]
 
 _BLANKS: Final = b" \t\r"
 # Of a refused block, so many parts are read at once before lines are looked at; smaller ones cost as much as their lines.
@@ -59,7 +57,7 @@ _PART_LINES: Final = 128
 
 
 class BadRecord(NamedTuple):
-    """A message that is no row of the table."""
+    """A message that is not a row of the table."""
 
     number: int
     """Which message of the block, from 0."""
@@ -83,7 +81,7 @@ class ParsedBlock(NamedTuple):
     begins: pa.Int64Array
     """Offset of each message's first byte in the journal."""
     ends: pa.Int64Array
-    """Behind its last one, newline included."""
+    """After its last one, newline included."""
     rows: pa.Table
     """Of the good messages in order: columns of the spec that have a key, by name, in their order and types."""
     good: pa.Int64Array | None
@@ -217,7 +215,7 @@ class BlockParser:
         return self._pieces(lines, likely)
 
     def _fits(self, line: bytes) -> bool:
-        # Of what is no object the answer is known, and asking for it takes a hundred times as long.
+        # The answer for what is not an object is known, and asking takes a hundred times as long.
         is_object = line.startswith(b"{") and line.endswith(b"}")
         return is_object and self._at_once([line], [0]) is not None
 
@@ -341,7 +339,7 @@ class LineBlock(NamedTuple):
     """Offset of its first byte."""
     content: bytes
     end: int
-    """Offset behind its last byte, and so behind more than `content` if that is cut short."""
+    """Offset after its last byte, and so after more than `content` if that is cut short."""
 
     @property
     def is_cut(self) -> bool:

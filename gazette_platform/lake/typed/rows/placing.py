@@ -14,11 +14,9 @@ from gazette_platform.lake.typed.rows.json_arrays import rebuilt
 from gazette_platform.message.uuid import uuid_column
 
 if TYPE_CHECKING:
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-    from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
-
-__all__ = ["BAD_ROWS_SCHEMA", "bad_rows", "in_schema", "placed_rows"]
 
 BAD_ROWS_SCHEMA: Final = pa.schema(
     [
@@ -128,7 +126,7 @@ def _segment_value(column: TypedColumn, journal: str) -> pa.Scalar:
     told = f"{journal}: column {column.name} is segment {column.segment!r} of the journal's name"
     remedy = f"correct `segment` of {column.name} in the table spec, or have the selector leave the journal out"
     if len(found) != 1 or not found[0]:
-        missing = "is there more than once" if len(found) > 1 else "has no value there"
+        missing = "occurs more than once" if len(found) > 1 else "has no value there"
         raise LakeError(f"{told}, which {missing}: {remedy}")
     kind, text = column.parsed.name, found[0]
     try:

@@ -1,4 +1,4 @@
-"""Why a line is no record of a typed table, in words. Pure.
+"""Why a line is not a record of a typed table, in words. Pure.
 
 Asked for lines that were refused only; what it says decides nothing.
 """
@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError
+from gazette_platform.lake.spec.typed.columns import FORMATS, TRUNCATED, text_of
 from gazette_platform.lake.typed.rows.json_arrays import (
     LineReader,
     RefusedError,
@@ -19,16 +20,13 @@ from gazette_platform.lake.typed.rows.json_arrays import (
     repeated_keys,
 )
 from gazette_platform.lake.typed.rows.records import record_columns
-from gazette_platform.lake.typed_spec.columns import FORMATS, TRUNCATED, text_of
 from gazette_platform.message.uuid import parse_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.rows.json_arrays import ValueReader
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-
-__all__ = ["REASON_CHARACTERS_MAX", "Reasons"]
 
 REASON_CHARACTERS_MAX: Final = 300
 _VALUE_CHARACTERS_MAX: Final = 60
@@ -37,7 +35,7 @@ _PATH_CHARACTERS_MAX: Final = 120
 _NULL: Final = b"null"
 _LONG_FRACTION: Final = re.compile(rb"\.[0-9]{7}")
 _CUT: Final = "ends within a record"
-# Of longer lines nobody is told where: taken apart they are up to forty times as large.
+# Longer lines get no place: parsed they are up to forty times as large.
 _APART_BYTES_MAX: Final = 4 << 20
 
 
@@ -76,17 +74,17 @@ class Reasons:
 
     def _why(self, line: bytes) -> str:
         if not line:
-            return "is no record, but blank"
+            return "is blank, so not a record"
         try:
             line.decode()
         except UnicodeDecodeError as err:
-            return f"is no UTF-8, {err.start} bytes behind its begin"
+            return f"is not UTF-8, {err.start} bytes after its begin"
         if is_too_deep(line):
-            return "is no JSON, or has values too deep within each other"
+            return "is not JSON, or has values too deep within each other"
         try:
             if len(line) > _APART_BYTES_MAX:
                 self._shape.decode(line)
-                return f"does not fit, and is too long to be told where: {len(line)} bytes"
+                return f"does not fit, and is too long to say where: {len(line)} bytes"
             found = self._objects.decode(line)
         except msgspec.DecodeError as err:
             return _why_no_object(line, err)
@@ -96,11 +94,11 @@ class Reasons:
         yield from self._uuid_faults(found)
         if self._forbids_unknown:
             known = {*self._values, *self._uuid[:1]}
-            yield from (f"{_path(key)}: is no column" for key in found if key not in known)
+            yield from (f"{_path(key)}: is not a column" for key in found if key not in known)
         repeated = repeated_keys(line, found)
         for key in {**self._values, **dict.fromkeys(self._uuid[:1])}:
             if key in repeated:
-                yield f"{_path(key)}: is there twice"
+                yield f"{_path(key)}: occurs twice"
         for key, reader in self._values.items():
             if key in found:
                 yield from self._value_faults(_path(key), bytes(found[key]), reader)
@@ -109,7 +107,7 @@ class Reasons:
             is_json = self._values[key].kind.name == "json"
             if raw is None or (bytes(raw) == _NULL and not is_json):
                 yield f"{_path(key)}: is required, and there is none"
-        # In keys that are no columns, or values of `json`, Arrow refuses numbers such as 1e400 and lone surrogates.
+        # In keys that are not columns, or values of `json`, Arrow refuses numbers such as 1e400 and lone surrogates.
         raws = list(found.values())
         if (at := _first_refused(self._read_anything, raws)) is not None:
             yield f"{_path(list(found)[at])}: {_value(bytes(raws[at]))} cannot be read"
@@ -136,7 +134,7 @@ class Reasons:
                 return
             if self._forbids_unknown and not depth and not is_last and key not in self._values:
                 beside = (name for name in at if name != self._uuid[1])
-                yield from (f"{_path(f'{key}.{name}')}: is no column" for name in beside)
+                yield from (f"{_path(f'{key}.{name}')}: is not a column" for name in beside)
 
     def _value_faults(self, path: str, raw: bytes, reader: ValueReader) -> Iterator[str]:
         try:
@@ -166,7 +164,7 @@ class Reasons:
             return
         fields = list(found) if name == "map" else list(reader.kind.field_names)
         repeated = repeated_keys(raw, found)
-        yield from (f"{path}.{_path(key)}: is there twice" for key in fields if key in repeated)
+        yield from (f"{path}.{_path(key)}: occurs twice" for key in fields if key in repeated)
         if name == "map":
             items = list(found.values())
             if (at := _first_refused(reader.parts[1].read, items)) is not None:
@@ -177,7 +175,7 @@ class Reasons:
             return
         if self._forbids_unknown:
             beside = (key for key in found if key not in fields)
-            yield from (f"{path}.{_path(key)}: is no column" for key in beside)
+            yield from (f"{path}.{_path(key)}: is not a column" for key in beside)
         for key, part in zip(fields, reader.parts, strict=True):
             if key in found:
                 yield from self._value_faults(f"{path}.{_path(key)}", bytes(found[key]), part)
@@ -234,7 +232,7 @@ def _shortened(text: str, characters_max: int) -> str:
 
 def _why_no_object(line: bytes, error: msgspec.DecodeError) -> str:
     if isinstance(error, msgspec.ValidationError):
-        return "is no object"
+        return "is not an object"
     if "truncated" in str(error) and not line.endswith((b"}", b"]")):
         return _CUT
-    return f"is no JSON: {str(error).removeprefix('JSON is malformed: ')}"
+    return f"is not JSON: {str(error).removeprefix('JSON is malformed: ')}"

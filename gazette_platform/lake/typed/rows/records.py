@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError
-from gazette_platform.lake.schema import ColumnType
+from gazette_platform.lake.spec.schema import ColumnType
 from gazette_platform.lake.typed.rows.json_arrays import (
     LineReader,
     RefusedError,
@@ -31,19 +31,8 @@ from gazette_platform.message.uuid import Flags, parse_uuid_column
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-    from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
-
-__all__ = [
-    "Lines",
-    "Records",
-    "RecordsReader",
-    "acks_of",
-    "lines_of",
-    "odd_lines",
-    "record_columns",
-    "with_uuid",
-]
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 
 _ACK: Final = int(Flags.ACK_TXN)
 _STRING: Final = ColumnType("string")
@@ -58,9 +47,9 @@ class Lines(NamedTuple):
 
     content: bytes
     texts: pa.LargeBinaryArray
-    """Without newlines. What stands behind the last newline is not among them."""
+    """Without newlines. What follows the last newline is not among them."""
     ends: pa.Int64Array
-    """Of each the byte behind its newline, from the first one of the content."""
+    """Of each the byte after its newline, from the first one of the content."""
 
 
 def lines_of(content: bytes) -> Lines:
@@ -155,7 +144,7 @@ class RecordsReader:
     def read(self, lines: Lines) -> Records:
         """Records of one line or more.
 
-        Raises: RefusedError: one of them is no record of the table, or the last one has not ended.
+        Raises: RefusedError: one of them is not a record of the table, or the last one has not ended.
         """
         _check_plain(lines)
         content, count = lines.content, len(lines.texts)
@@ -193,7 +182,7 @@ class RecordsReader:
         missing = [name for name in self._required if rows.column(name).null_count]
         if not missing:
             return
-        # ACKs hold nothing but a UUID, and are no rows.
+        # ACKs hold only a UUID, and are not rows.
         is_record = pc.invert(acks_of(parts))
         for name in missing:
             is_missing = rows.column(name).is_null().combine_chunks()
@@ -229,7 +218,7 @@ class _Taker:
     def take(self, content: bytes) -> dict[str, list[bytes | None]]:
         """The values of each line, by key; None: it has none.
 
-        Raises: RefusedError: a line is no JSON, lies too deep, has one of the keys twice or one that is unknown.
+        Raises: RefusedError: a line is not JSON, lies too deep, has one of the keys twice or one that is unknown.
         """
         lines = content.split(b"\n")[:-1]
         if any(map(is_too_deep, lines)):
@@ -294,7 +283,7 @@ def _check_plain(lines: Lines) -> None:
     """Raises: RefusedError: Arrow might take for records what are none, or other ones.
 
     It takes values from wherever they stand: an object over two lines, two in one, or none (`null` ends the
-    process). Between such ends a row never spans lines. It takes texts that are no UTF-8, too, which its own
+    process). Between such ends a row never spans lines. It takes texts that are not UTF-8, too, which its own
     check finds ten times as fast as decoding.
     """
     if not lines.content.endswith(b"\n"):
@@ -312,9 +301,9 @@ def _are_objects(lines: Lines) -> pa.BooleanArray:
 
 
 def odd_lines(lines: Lines) -> list[int]:
-    """Which lines are no records as they stand, as can be seen without reading them, in order.
+    """Which lines are not records as they stand, as can be seen without reading them, in order.
 
-    It is for speed, and need not find all: of those that are no UTF-8 it finds a few.
+    It is for speed, and need not find all: of those that are not UTF-8 it finds a few.
     """
     odd = set(pc.indices_nonzero(pc.invert(_are_objects(lines))).to_pylist())
     content, at = memoryview(lines.content), 0
@@ -323,7 +312,7 @@ def odd_lines(lines: Lines) -> list[int]:
             str(content[at:], "utf-8")
         except UnicodeDecodeError as err:
             index = pc.sum(pc.less_equal(lines.ends, at + err.start)).as_py() or 0
-            if index == len(lines.texts):  # behind the last newline
+            if index == len(lines.texts):  # after the last newline
                 break
             odd.add(index)
             at = lines.ends[index].as_py()

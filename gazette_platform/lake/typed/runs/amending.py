@@ -1,6 +1,6 @@
-"""Amendments of a typed table: rows and quarantined records of messages that runs have read are made anew.
+"""Amendments of a typed table: make rows and quarantined records of messages again that runs have read.
 
-    what goes, what comes ── the table as it is now ── state: the same, but for counts ── publish, fenced ── settle quarantine
+    what goes, what comes ── the table as it is now ── state: the same, except for counts ── publish, fenced ── settle quarantine
                                      └───────────────── a run has published meanwhile ──────┘
 
 An amendment reads nothing that runs have not read, so it leaves offsets and producers as they are. It takes
@@ -40,16 +40,14 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.iceberg.publishing import Published
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["LATE_S", "Amended", "Amending", "Amendment", "publish_amendment", "require_no_key"]
-
 LATE_S: Final = 12 * 3600.0
-"""Seconds behind its begin after which an amendment is given up. Maintenance takes files that nobody names for orphans once they
+"""Seconds after its begin at which an amendment is given up. Maintenance takes unreferenced files for orphans once they
 are old, and an amendment is not fenced by a run that has published since it wrote its files, as runs are."""
 
 # Each that fails means that a run has published between a look at the table and a commit.
@@ -88,7 +86,7 @@ class Amending(Protocol):
         """The amendment of a table as it is now. It may be asked several times.
 
         Args:
-            table: of which nothing is left to be settled.
+            table: with nothing left to be settled.
             going: by journal, how many of `records` there are.
             staying: by journal, how many others there are in quarantine.
 
@@ -106,9 +104,9 @@ class Amended:
     """Name of the publication."""
     snapshot_id: int
     metadata: TableMetadata
-    """Of the table behind it."""
+    """Of the table after it."""
     state: TypedState
-    """Behind it."""
+    """After it."""
 
 
 def publish_amendment(
@@ -164,14 +162,14 @@ def publish_amendment(
 
 
 def require_no_key(spec: TypedSpec) -> None:
-    """Let only tables in of which each message is a row.
+    """Accept only tables in which each message is a row.
 
     Raises: SchemaMismatch: it has a key.
     """
     if spec.key:
         raise SchemaMismatch(
             f"{spec.name} has the key {', '.join(spec.key)}: a row of it is the last message of many, and those "
-            "before it are gone, so parts of it cannot be made anew; drop the table, and a run makes all of it"
+            "before it are gone, so parts of it cannot be made again; drop the table, and a run makes all of it"
         )
 
 
@@ -190,7 +188,7 @@ def _require_young(name: str, began_at: datetime, clock: Clock) -> None:
     late_s = (clock.now() - began_at).total_seconds()
     if late_s > LATE_S:
         raise TypedFenced(
-            f"rows of {name} took {late_s / 3600:.0f} h to be made anew, and by now maintenance may take their files for "
+            f"rows of {name} took {late_s / 3600:.0f} h to be made, and by now maintenance may take their files for "
             "orphans, so nothing was changed: make fewer of them at a time"
         )
 

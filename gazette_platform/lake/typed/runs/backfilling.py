@@ -1,10 +1,10 @@
-"""Backfills of a typed table: rows of ranges of journals, or of a Hive partition of the raw table, are made anew.
+"""Backfills of a typed table: make rows again, of ranges of journals, or of a Hive partition of the raw table.
 
-For after a spec was changed, or rows were lost or are there twice. It may be done any number of times: rows of the ranges
+For after a spec was changed, or rows were lost or duplicated. It may be done any number of times: rows of the ranges
 go, whatever they are, and what is committed of their messages comes, in one commit. Quarantine likewise. What is committed
 there is decided from a state before the range (`plan_backfill`), and, where a transaction is open at its end, by what is behind.
 
-What nobody holds any more cannot be made anew: such rows stay.
+Rows of missing content cannot be made again: they stay.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Client
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.planning.ranges import (
         BackfillPlan,
         BackfillRange,
@@ -55,10 +56,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.amending import Amended
     from gazette_platform.lake.typed.runs.jobs import Job, Output, Workers
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec import TypedSpec
     from gazette_platform.ops.clock import Clock
-
-__all__ = ["BackfillReport", "BackfillRunner", "Wanted"]
 
 Wanted: TypeAlias = Mapping[str, Sequence[tuple[int, int]]] | Callable[[FragmentListing], bool]
 """Offsets [begin, end) by journal; or which stored fragments, such as those of a Hive partition."""
@@ -72,15 +70,15 @@ class BackfillReport:
     table: str
     """``schema.table``."""
     metadata: TableMetadata
-    """Of the table behind it."""
+    """Of the table after it."""
     state: TypedState
-    """Behind it: offsets and producers are those of before."""
+    """After it: offsets and producers are unchanged."""
     run: str = ""
-    """Name of its publication; empty: there was nothing to be made anew."""
+    """Name of its publication; empty: there was nothing to make again."""
     snapshot_id: int | None = None
     """That was published."""
     ranges: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """Offsets by journal of what was made anew."""
+    """Offsets by journal of what was made again."""
     typed: int = 0
     """Rows of these, now."""
     quarantined: int = 0
@@ -100,7 +98,7 @@ class BackfillReport:
 
     @property
     def healed(self) -> int:
-        """How many messages were lost, and are there again; below 0: how many rows were there too many."""
+        """How many lost messages have rows again; below 0: how many rows were too many."""
         before = self.typed_before + self.quarantined_before
         return self.typed + self.quarantined - before
 
@@ -131,13 +129,13 @@ class BackfillRunner:
     def run(
         self, spec: TypedSpec, raw: TableSpec, wanted: Wanted, *, limits: Limits | None = None
     ) -> BackfillReport:
-        """Make rows anew, in one commit. Runs may go on meanwhile.
+        """Make rows again, in one commit. Runs may go on meanwhile.
 
         Args:
             spec: of the typed table, which is changed as it says.
             raw: of the raw table: its selector says which journals there are.
-            wanted: what is made anew. Offsets are made wider, to whole fragments.
-            limits: of which `task_bytes` counts.
+            wanted: what is made again. Offsets are made wider, to whole fragments.
+            limits: only `task_bytes` counts.
 
         Raises: ValidationError: there is no such journal, or nothing was ever published. SchemaMismatch: the table has
             a key, or cannot become what the spec says. TypedFenced: another one has changed the same rows, or the
@@ -184,7 +182,7 @@ class BackfillRunner:
         return report
 
     def _journals(self, raw: TableSpec, names: Sequence[str]) -> dict[str, JournalNow]:
-        """Those that are there, with all of their fragments."""
+        """Existing ones, with all of their fragments."""
         asked = self._client.asynchronous
         listed = self._client.list(raw.label_selector)
         found = self._client.run(journals_of(asked, [one for one in listed if one.name in names]))
@@ -202,7 +200,7 @@ class BackfillRunner:
         before = sum(one.begin - one.start.offset for one in plan.ranges)
         count = len({one.journal for one in plan.ranges})
         self._log(
-            f"{spec.name}: {size} bytes of {count} journals are made anew, and {before} before them are read, which "
+            f"{spec.name}: {size} bytes of {count} journals are made again, and {before} before them are read, which "
             "say what is committed"
         )
 
@@ -225,10 +223,10 @@ class _Backfill:
     """A backfill under way, to be published on top of what runs publish meanwhile.
 
     Args:
-        plan: what is made anew.
+        plan: what is made again.
         state: of the table.
         journals: by name.
-        ask: asks brokers about journals anew, by their names.
+        ask: asks brokers about journals again, by their names.
         job: for `workers`, who read and write.
         task_bytes: as of `Limits`.
     """
@@ -271,8 +269,8 @@ class _Backfill:
             return tasks_between(self._journals[wanted.journal], begin, end, self._task_bytes)
         except OffsetJump as err:
             raise LakeError(
-                f"{wanted.journal}: a transaction that began at offset {begin} was committed behind offset "
-                f"{max(end, wanted.begin)}, and content up to {err.to_offset} is gone: its rows cannot be made anew. "
+                f"{wanted.journal}: a transaction that began at offset {begin} was committed after offset "
+                f"{max(end, wanted.begin)}, and content up to {err.to_offset} is gone: its rows cannot be made again. "
                 "Nothing was changed; choose a range that begins farther behind"
             ) from err
 
@@ -316,17 +314,17 @@ class _Backfill:
     def _require_not_anew(self, state: TypedState) -> None:
         """Rows of the journal that has the name now would go for those of the former one.
 
-        Raises: TypedFenced: a run has begun anew with a journal meanwhile.
+        Raises: TypedFenced: a run has restarted a journal meanwhile.
         """
         for name in self.records.by_journal:
             before, now = self._state.journals[name], state.journals[name]
             if before.shared_to != now.shared_to or is_another(before.created, now.created):
                 raise TypedFenced(
-                    f"{name} was deleted and made again, and a run began anew with it meanwhile: nothing was changed"
+                    f"{name} was recreated, and a run restarted it meanwhile: nothing was changed"
                 )
 
     def abandon(self) -> None:
-        """Remove all that was written, which nobody will publish."""
+        """Remove all that was written, which will not be published."""
         for one in self._rounds:
             one.drop()
         self.tidy()

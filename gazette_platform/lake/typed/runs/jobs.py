@@ -4,7 +4,7 @@ All of it travels: workers may be processes of this machine, or of a cluster.
 
 Jobs, orders, and what came of them, as bytes: workers may be processes of this machine, or of a cluster.
 
-Driver and workers are of one release. A job says of which, and is looked at before anything else.
+Driver and workers are of one release. A job names the release, which is checked before anything else.
 """
 
 from __future__ import annotations
@@ -31,23 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gazette_platform.client import ClientConfig
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.planning.rounds import Order
     from gazette_platform.lake.typed.tables.upserts import Merger
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-
-__all__ = [
-    "Job",
-    "Output",
-    "Workers",
-    "dump_done",
-    "dump_error",
-    "dump_job",
-    "dump_order",
-    "parse_done",
-    "parse_error",
-    "parse_job",
-    "parse_order",
-]
 
 
 @final
@@ -57,7 +43,7 @@ class Job:
 
     spec: TypedSpec
     schema: str
-    """The typed table's, as Iceberg's JSON: with the ids by which files are written."""
+    """The typed table's, as Iceberg's JSON: with the ids that files are written with."""
     partitions: str
     """Its partition spec, as Iceberg's JSON."""
     location: str
@@ -66,7 +52,7 @@ class Job:
     """Of the quarantine table, likewise; it has no partitions."""
     quarantine_location: str
     io_properties: Mapping[str, str] = field(repr=False)
-    """By which PyIceberg reaches both locations."""
+    """PyIceberg's access to both locations."""
     client: ClientConfig = field(repr=False)
     """How to reach brokers, and stores by their files."""
 
@@ -74,7 +60,7 @@ class Job:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a worker wrote for an order: `Done.output`. Nobody reads it before it is published."""
+    """What a worker wrote for an order: `Done.output`. No reader sees it before it is published."""
 
     files: tuple[WrittenFile, ...] = ()
     """Rows of the typed table."""
@@ -91,12 +77,12 @@ class Workers(Protocol):
         ...
 
     def carry_out(self, job: Job, orders: Sequence[Order]) -> list[Done]:
-        """Carry out orders, side by side, and tell what came of each, in their order.
+        """Carry out orders, side by side, and return the result of each, in their order.
 
         An order may be carried out more than once, by workers that die or are slow; what all but one wrote is left
         behind, for maintenance to remove.
 
-        Of one whose content cannot be read `Done.failure` tells it.
+        `Done.failure` says why one's content cannot be read.
 
         Raises: LakeError: workers, or the place that they write to, cannot be reached; nothing was published.
         """
@@ -161,7 +147,7 @@ def parse_order(content: bytes) -> Order:
 
 
 def dump_done(done: Done) -> bytes:
-    """What came of an order, as bytes: about four a message that is told, which are 34 in memory."""
+    """The result of an order, as bytes: about four a message, which takes 34 in memory."""
     output = cast("Output | None", done.output)
     return msgspec.msgpack.encode(
         _Done(
@@ -217,7 +203,7 @@ def parse_error(content: bytes) -> GazetteError:
     kind = getattr(errors, found.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, GazetteError)):
         kind = LakeError
-    # Not by calling it, which would make the text anew out of other arguments.
+    # Not by calling it, which would make the text again out of other arguments.
     error = kind.__new__(kind, found.text)
     vars(error).update(found.fields)
     return error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, Suspended
-from gazette_platform.lake.aside import is_aside
+from gazette_platform.lake.raw.set_aside import is_aside
 from gazette_platform.lake.typed.planning.ranges import JournalNow
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import LabelSelector, LabelSet, is_another
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
     from gazette_platform.lake.typed.planning.state import JournalState, TypedState
     from gazette_platform.ops.clock import Clock
-
-__all__ = ["JournalsNow", "journal_now", "journals_now", "journals_of"]
 
 _AT_A_TIME: Final = 16
 # Seconds for a replica of a journal to learn of the last appends, for a broker to learn of the last specs, and more.
@@ -40,7 +38,7 @@ class JournalsNow:
     """What was acknowledged before lies below the heads. Aware, UTC."""
     journals: tuple[JournalNow, ...]
     unreadable: Mapping[str, str]
-    """By name, why brokers tell nothing of a journal now. The others are read without it."""
+    """By name, why brokers report nothing about a journal now. The others are read without it."""
 
 
 async def journals_now(
@@ -82,7 +80,7 @@ async def journals_of(
 ) -> tuple[JournalNow, ...]:
     """These journals, with all of their fragments.
 
-    Raises: TransportError, StatusError: brokers tell nothing of one of them. Cancellation: safe.
+    Raises: TransportError, StatusError: brokers report nothing about one of them. Cancellation: safe.
     """
 
     async def look(listing: JournalListing) -> JournalNow:
@@ -97,7 +95,7 @@ async def journal_now(client: AsyncClient, listing: JournalListing, needed_from:
     Args:
         needed_from: no byte before it is read.
 
-    Raises: TransportError, StatusError: brokers tell nothing of it. Cancellation: safe.
+    Raises: TransportError, StatusError: brokers report nothing about it. Cancellation: safe.
     """
     name = listing.name
     heads = await client.write_heads([listing])
@@ -122,10 +120,10 @@ async def journal_now(client: AsyncClient, listing: JournalListing, needed_from:
 async def _listed(
     client: AsyncClient, listing: JournalListing, needed_from: int
 ) -> Sequence[FragmentListing]:
-    """Fragments from the one on that holds an offset, or from the first one behind it.
+    """Fragments from the one on that holds an offset, or from the first one after it.
 
-    A journal may have a hundred thousand, of which a run reads the newest. Brokers list from where a fragment begins, and
-    where that is nobody knows who looks for the one that holds an offset: so it is looked for farther and farther before.
+    A journal may have a hundred thousand, and a run reads the newest. Brokers list from where a fragment begins, and
+    and the begin of the one that holds an offset is unknown: so the search goes back farther and farther.
     """
     window = max(listing.spec.fragment.length, 1) * _WINDOW_LENGTHS
     while True:
@@ -138,7 +136,7 @@ async def _listed(
 
 
 def _ends_before(listed: Sequence[FragmentListing], offset: int) -> bool:
-    """Whether fragments reach up to an offset, and none goes on: it is the head, or nobody holds what is behind."""
+    """Whether fragments reach up to an offset, and none goes on: it is the head, or what follows is missing."""
     return bool(listed) and all(one.fragment.end <= offset for one in listed)
 
 

@@ -1,4 +1,4 @@
-"""What journals hold that is no row yet: how much, and since when a store has it. Pure."""
+"""The lag of a table: content that is not in rows yet, and since when a store has it. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.ranges import Hole
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.runs.journals import JournalsNow
-
-__all__ = ["Behind", "behind"]
 
 
 @final
@@ -32,7 +30,7 @@ class Behind:
     holes: tuple[Hole, ...] = ()
     """What cannot be read."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """By journal, why brokers tell nothing of it."""
+    """By journal, why brokers report nothing about it."""
 
 
 def behind(now: JournalsNow, state: TypedState) -> Behind:

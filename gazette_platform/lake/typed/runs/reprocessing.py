@@ -4,7 +4,7 @@ For after the spec was changed so that they fit. Those that do become rows and l
 others stay, with the reason that there is now. No journal is read, so it does not matter what was pruned.
 
 What is committed was decided as the records were read, and all of these were. So each is one row at most, and none comes
-twice. A record of which the end is missing stays for ever.
+twice. A record whose end is missing stays for ever.
 """
 
 from __future__ import annotations
@@ -44,18 +44,16 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec import TypedSpec
     from gazette_platform.ops.clock import Clock
-
-__all__ = ["Quarantined", "ReprocessReport", "Reprocessor"]
 
 # That are parsed at once, as blocks of journals are.
 _BLOCK_BYTES: Final = 1 << 20
-# Of which places are held: some 150 bytes each.
+# Records whose places are held: some 150 bytes each.
 _RECORDS_MAX: Final = 1_000_000
 _COLUMNS: Final = ("_journal", "_begin", "_end", "reason", "raw")
 
@@ -70,13 +68,13 @@ class Quarantined:
     begin: int = 0
     """First offset."""
     end: int | None = None
-    """Offset behind the last one; None: there is no end."""
+    """Offset after the last one; None: there is no end."""
     reason: str = ""
     """Which the reason contains."""
 
     @property
     def expression(self) -> BooleanExpression:
-        """By which files are found."""
+        """Identifies the files."""
         wanted: BooleanExpression = AlwaysTrue()
         if self.journal:
             wanted = And(wanted, EqualTo("_journal", self.journal))  # type: ignore[call-arg, arg-type]
@@ -108,9 +106,9 @@ class ReprocessReport:
     table: str
     """``schema.table``."""
     metadata: TableMetadata
-    """Of the table behind it."""
+    """Of the table after it."""
     state: TypedState
-    """Behind it: offsets and producers are those of before."""
+    """After it: offsets and producers are unchanged."""
     run: str = ""
     """Name of its publication; empty: there was nothing to be changed."""
     snapshot_id: int | None = None
@@ -181,7 +179,7 @@ class Reprocessor:
                 )
         self._log(
             f"{spec.name}: of {work.looked_at} quarantined records {work.typed} are rows now, and {work.told_anew} "
-            "are told another reason of"
+            "have another reason"
         )
         return ReprocessReport(
             table=spec.name,
@@ -206,7 +204,7 @@ class _Record(NamedTuple):
 
 
 def _records(held: Loaded, meant: Quarantined) -> Iterator[_Record]:
-    """Those that are meant, of which all was kept, in no order."""
+    """Those that are meant, with their whole content, in no order."""
     for task in held.table.scan(row_filter=meant.expression).plan_files():
         with stored_rows(held, task.file, task.delete_files) as rows:
             names = [rows.name_of(column) for column in _COLUMNS]
@@ -281,7 +279,7 @@ class _Reprocessing:
         if state is not None and (shared_to := state.shared_to):
             return (
                 f"the quarantine of {self._name} has records of {journal} at the same offsets, as it was made again: nothing "
-                f"was changed; those behind offset {shared_to} are of one journal (`--journal {journal} --begin {shared_to}`), "
+                f"was changed; those after offset {shared_to} are of one journal (`--journal {journal} --begin {shared_to}`), "
                 "as are those of other journals"
             )
         return (

@@ -4,7 +4,7 @@
                                                                                                │
                         the next run settles, if this one dies here ── settle quarantine ── publish, fenced
 
-The table is read first, so that whatever anybody publishes from then on fences this run. Workers write files that nobody
+The table is read first, so that any publication from then on fences this run. Workers write files that nothing
 sees; what a run that fails leaves of them is removed by maintenance.
 """
 
@@ -31,7 +31,7 @@ from gazette_platform.lake.typed.runs.jobs import Job
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.working import discard
 from gazette_platform.lake.typed.tables.opening import open_both, settle_behind
-from gazette_platform.lake.typed.tables.progress import COMPLETE_AT, measures
+from gazette_platform.lake.typed.tables.progress import measures
 from gazette_platform.lake.typed.tables.quarantine import write_list
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.lake.typed.tables.upserts import publish_upserts
@@ -48,25 +48,16 @@ if TYPE_CHECKING:
     from gazette_platform.client import Client, ClientConfig
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
     from gazette_platform.lake.iceberg.publishing import Published
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.planning.ranges import Hole, JournalNow, JournalRange, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.runs.jobs import Output, Workers
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = [
-    "COMPLETE_AT",
-    "RunReport",
-    "TypedRunner",
-    "job_of",
-    "work_ranges",
-    "work_through",
-]
-
-# Plain, again, look, keep: more would be a journal that is not done for a reason that nobody foresaw.
+# Plain, again, look, keep: more would be a journal that is not done for an unforeseen reason.
 _ROUNDS_MAX: Final = 16
 
 
@@ -78,7 +69,7 @@ class RunReport:
     table: str
     """``schema.table``."""
     metadata: TableMetadata
-    """Of the table behind it."""
+    """Of the table after it."""
     before: TypedState
     state: TypedState
     """Behind the run."""
@@ -93,13 +84,13 @@ class RunReport:
     left_bytes: int = 0
     """What could be read, and is left to the next run."""
     holes: tuple[Hole, ...] = ()
-    """What cannot be read: to be told to people."""
+    """What cannot be read, for people."""
     vanished: tuple[str, ...] = ()
-    """Journals that were read once, and are no more."""
+    """Journals that were read once, and no longer exist."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Journals that could not be read, and are left to the next run; and why."""
     begun_anew: Mapping[str, int] = field(default_factory=dict)
-    """Journals that a person had read anew, and from where. Not those that are the ones that were read."""
+    """Journals that a person restarted, and from where. Not those that were unchanged."""
     complete_at: datetime | None = None
     """What was acknowledged before is in the table; None: something was left. Aware, UTC."""
     seconds: float = 0.0
@@ -135,7 +126,7 @@ class TypedRunner:
         workers: who reads and writes.
         client: of the brokers.
         log: gets a line for each step.
-        clock: tells when heads were asked for.
+        clock: dates the heads.
     """
 
     def __init__(
@@ -170,10 +161,10 @@ class TypedRunner:
             spec: of the typed table, which is made or changed as it says.
             raw: of the raw table: its selector says which journals there are.
             limits: how much is read at most.
-            given_up: by journal, an offset up to which a person has given up what nobody holds.
-            begin_anew: by journal that was made again, the offset from which a person has it read.
+            given_up: by journal, an offset up to which a person has given up missing bytes.
+            begin_anew: by recreated journal, the offset from which a person wants it read.
 
-        Raises: ValidationError: `begin_anew` names an offset behind the head, or one by which a table with a key
+        Raises: ValidationError: `begin_anew` names an offset after the head, or one with which a table with a key
             would lose messages. TypedFenced: another run has published meanwhile. SchemaMismatch: the table cannot become what the
             spec says. TypedProgressGone, TypedRolledBack: a person has to look. LakeError: a catalog or store
             broke off. TransportError, StatusError: brokers cannot be reached.
@@ -181,7 +172,7 @@ class TypedRunner:
         began = self._clock.monotonic()
         if spec.key and self._workers.merger is None:
             raise LakeError(
-                f"{spec.name} has a `key`, by which Spark merges rows, and these workers are none of Spark's: run it where "
+                f"{spec.name} has a `key`, so it needs Spark workers to merge rows: run it where "
                 "Spark is configured, and do not ask for local workers"
             )
         opened = open_both(self._catalog, spec, self._log)
@@ -320,7 +311,7 @@ class TypedRunner:
 
 
 def _require_order(spec: TypedSpec, state: TypedState, begin_anew: Mapping[str, int]) -> None:
-    """Refuse to begin anew where the offset decides which message of a key is the last."""
+    """Refuse to restart where the offset decides which message of a key is the last."""
     for name, offset in begin_anew.items():
         if spec.key and name in state.journals and offset < state.journals[name].offset:
             raise ValidationError(
@@ -334,7 +325,7 @@ def _require_order(spec: TypedSpec, state: TypedState, begin_anew: Mapping[str, 
 def _begun_anew(
     state: TypedState, decided: TypedState, begin_anew: Mapping[str, int]
 ) -> dict[str, int]:
-    """By journal that was begun anew, the offset."""
+    """By restarted journal, the offset."""
     found = {}
     for name in begin_anew.keys() & state.journals.keys():
         before, after = state.journals[name], decided.journals[name]
@@ -350,7 +341,7 @@ def _oldest_at(done: Sequence[JournalRounds]) -> datetime | None:
 
 
 def job_of(spec: TypedSpec, table: TypedTable, quarantine: Loaded, config: ClientConfig) -> Job:
-    """What workers are told of a table."""
+    """What workers need to know of a table."""
     return Job(
         spec=spec,
         schema=table.schema.model_dump_json(),
@@ -374,7 +365,7 @@ def work_ranges(
 
     Args:
         state: of the table.
-        journals: as brokers tell of them.
+        journals: as brokers report them.
         ranges: of these, by `plan_run`.
         carry_out: as of `Workers`.
         task_bytes: as of `Limits`.
@@ -427,5 +418,5 @@ def work_through(
     names = ", ".join(sorted(name for name, one in rounds.items() if one.orders))
     raise LakeError(
         f"{names}: not done after {_ROUNDS_MAX} rounds, so nothing was published: run it again, and if that does not "
-        "help, tell the makers"
+        "help, please report this bug"
     )

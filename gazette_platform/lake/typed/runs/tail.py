@@ -3,7 +3,7 @@
 The seam is the table's state: its rows are those of messages before the offsets, and producers, that it says; the tail is
 what a run would write next. Nothing is changed.
 
-    pin       the table, and then heads of journals: what is there by then is in the view, and nothing else
+    pin       the table, and then heads of journals: content up to then is in the view, and nothing else
     settle    the rounds of a run, which say which messages are rows; here, or by workers elsewhere
 
 The table comes first, so that what is published meanwhile is in the tail, and not in the table as it was pinned.
@@ -40,23 +40,13 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Client
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.files.sinks import SpooledBatch
     from gazette_platform.lake.typed.planning.ranges import Hole, JournalNow, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.runs.working import Sink
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
-
-__all__ = [
-    "PinnedTail",
-    "SpooledTail",
-    "TailOrders",
-    "pin_tail",
-    "rows_of_order",
-    "settle_tail",
-    "spool_tail",
-]
 
 # At 25 MB/s of a core, minutes.
 _TAIL_BYTES: Final = 8 << 30
@@ -79,9 +69,9 @@ class PinnedTail:
     journals: tuple[JournalNow, ...]
     plan: RunPlan
     job: Job
-    """What workers are told. It has no location, so that they write nothing."""
+    """What workers need to know. It has no location, so that they write nothing."""
     asked_at: datetime
-    """What was acknowledged before is there, but for what lies behind `holes`. Aware, UTC."""
+    """All that was acknowledged before is in the view, except what follows `holes`. Aware, UTC."""
 
     @property
     def snapshot_id(self) -> int | None:
@@ -95,13 +85,13 @@ class PinnedTail:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Columns of which the last message counts; empty: each message is a row."""
+        """Key columns, whose last message counts; empty: each message is a row."""
         ids = self.schema.identifier_field_ids
         return tuple(field.name for field in self.schema.fields if field.field_id in ids)
 
     @property
     def holes(self) -> tuple[Hole, ...]:
-        """What nobody holds. Messages behind are no rows, as no run makes them any."""
+        """Bytes that no broker or store holds. Messages after them are not rows, as no run converts them."""
         return self.plan.holes
 
     @property
@@ -117,7 +107,7 @@ class TailOrders:
 
     orders: tuple[Order, ...]
     quarantined: int
-    """Records of the tail of which no row can be made."""
+    """Records of the tail that cannot be rows."""
 
 
 @final
@@ -127,7 +117,7 @@ class SpooledTail:
     Args:
         spool: has them.
         places: of those that are rows in the end.
-        quarantined: records of the tail of which no row can be made.
+        quarantined: records of the tail that cannot be rows.
     """
 
     def __init__(self, spool: RowSpool, places: Sequence[SpooledBatch], quarantined: int) -> None:
@@ -160,17 +150,17 @@ def pin_tail(
     """The table as of now, and what of its journals is behind it.
 
     Args:
-        handle: of the table, which need not be there.
+        handle: of the table, which need not exist.
         spec: of the table. Columns that are new in it are not there before a run has made them.
         raw: says which journals there are.
         client: of brokers.
         bytes_max: of content behind the table, uncompressed.
         is_whole: whether the tail is all that journals hold, as if the table had no rows.
-        clock: tells when heads were asked for.
+        clock: dates the heads.
 
-    Raises: LakeError: the catalog cannot be reached, the table is none of ours, or there is more behind it than
+    Raises: LakeError: the catalog cannot be reached, the table is not ours, or there is more after it than
         `bytes_max`. SchemaMismatch: it is of another raw table, or another `uuid`. TransportError: brokers cannot be
-        reached, or tell nothing of a journal.
+        reached, or report nothing about a journal.
     """
     loaded = handle.load()
     if loaded is not None:
@@ -183,7 +173,7 @@ def pin_tail(
     )
     if now.unreadable:
         journal, why = min(now.unreadable.items())
-        raise TransportError(f"{spec.name}: brokers tell nothing of {journal} now: {why}")
+        raise TransportError(f"{spec.name}: brokers report nothing about {journal} now: {why}")
     limits = Limits(run_bytes=bytes_max, task_bytes=_TASK_BYTES, tasks_max=_TASKS_MAX)
     plan = plan_run(before, now.journals, limits)
     if plan.left_bytes and not is_whole:

@@ -17,8 +17,8 @@ from pyiceberg.schema import Schema
 
 from gazette_platform.client import Client
 from gazette_platform.errors import DataError, StatusError, StoreError, TransportError
-from gazette_platform.lake.segment_content import LineBlocks, pieces_of
-from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.reading.segment_content import LineBlocks, pieces_of
+from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.typed.files.sinks import ChangeWriter, CountedRows
 from gazette_platform.lake.typed.files.writing import RowWriter, remove_files
 from gazette_platform.lake.typed.planning.rounds import Done, Kind
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import FileIO
 
-    from gazette_platform.lake.segment_content import Piece
+    from gazette_platform.lake.reading.segment_content import Piece
     from gazette_platform.lake.typed.planning.ranges import Task
     from gazette_platform.lake.typed.planning.rounds import Order
     from gazette_platform.lake.typed.rows.changes import ChangeParser
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
         ParsedBlock,
     )
     from gazette_platform.lake.typed.runs.jobs import Job
-
-__all__ = ["LocalWorkers", "Sink", "attempt", "carry_out", "discard", "local_workers"]
 
 # Each holds what a task holds.
 _THREADS_MAX: Final = 4
@@ -112,7 +110,7 @@ def carry_out(
 def attempt(
     job: Job, order: Order, sinks: Callable[[Job], tuple[Sink, Sink]] | None = None
 ) -> Done:
-    """As `carry_out`; but if content cannot be read, that is told, for other journals are to go on.
+    """As `carry_out`; but content that cannot be read is reported, so that other journals go on.
 
     Raises: LakeError: a file cannot be written, or the journal's name has no value for a column.
     """
@@ -175,7 +173,7 @@ def _parsed(parser: BlockParser | ChangeParser, block: LineBlock) -> ParsedBlock
         f"is a line of {block.end - block.begin} bytes, which is more than a record may have: the first "
         f"{len(block.content)} are kept"
     )
-    # Of a message, too, that goes on with blanks: nobody knows what else is behind.
+    # Also for a message that continues with blanks: what follows is unknown.
     return parsed._replace(
         ends=pa.array([block.end], pa.int64()), bad=tuple(BadRecord(0, told) for _ in parsed.bad)
     )
@@ -205,7 +203,7 @@ class _TaskContent:
 
     Attributes:
         blocks: to be iterated once, and closed before the client is.
-        end: offset behind the last message that was given.
+        end: offset after the last message that was given.
     """
 
     def __init__(self, client: Client, journal: str, task: Task) -> None:
@@ -243,8 +241,8 @@ class _TaskContent:
                 yield piece
         if at != segment.end:
             raise DataError(
-                f"{self._journal}: content ends at offset {at}, and brokers told of it up to {segment.end}: was the "
-                "journal made again? Run again, which looks anew"
+                f"{self._journal}: content ends at offset {at}, and brokers listed it up to {segment.end}: was the "
+                "journal recreated? Run again, which looks again"
             )
 
     def _first_line(self) -> Generator[LineBlock, None, None]:

@@ -1,22 +1,22 @@
 """How an existing typed table becomes what its spec says, or why it cannot. Pure.
 
 Iceberg reads data files by ids of fields, so a column keeps its id for ever, and a change is only ever one of the
-table's metadata: no file is written anew. What is taken, and what is refused:
+table's metadata: no file is rewritten. What is accepted, and what is refused:
 
 | change | |
 |---|---|
-| a column, or a field of a struct at any depth, is new | added; null in rows of before |
+| a column, or a field of a struct at any depth, is new | added; null in existing rows |
 | `int` to `bigint`, `float` to `double`, a decimal of more digits, at any depth | widened |
 | another order; another comment | made so |
 | a column or field is gone | refused, unless it is `retired`: then it stays, and is null in new rows |
 | a retired one is back | goes on under its id |
 | any other type; a name that differs in case | refused |
 | the key | refused: what is one row was decided when rows were written |
-| partitions | made so for new files; those of before stay as they are |
+| partitions | changed for new files; existing files stay as they are |
 | a type that widens is that of an identity or truncate partition | refused: writers of Iceberg 1.11 fail where both types meet |
 
 A rename looks like a column that is gone beside a new one, and would leave each half empty: hence the refusal.
-All or nothing: where one change is refused there are no steps, and the text tells of all.
+All or nothing: if one change is refused there are no steps, and the text lists all.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from pyiceberg.types import (
 )
 
 from gazette_platform.errors import SchemaMismatch
+from gazette_platform.lake.spec.typed.changes import CHANGE_COLUMNS
+from gazette_platform.lake.spec.typed.columns import text_of
+from gazette_platform.lake.spec.typed.typed_columns import SYSTEM_COLUMNS
 from gazette_platform.lake.typed.schema.iceberg_types import spec_type, wanted_fields
-from gazette_platform.lake.typed_spec.changes import CHANGE_COLUMNS
-from gazette_platform.lake.typed_spec.columns import text_of
-from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,21 +53,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.update.spec import UpdateSpec
     from pyiceberg.types import NestedField
 
-    from gazette_platform.lake.typed_spec.partitions import PartitionTransform
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-
-__all__ = [
-    "AddColumn",
-    "AddPartition",
-    "Change",
-    "Comment",
-    "Evolution",
-    "Move",
-    "Relax",
-    "RemovePartition",
-    "Widen",
-    "plan_evolution",
-]
+    from gazette_platform.lake.spec.typed.partitions import PartitionTransform
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
 
 _Path = tuple[str, ...]
 _SYSTEM: Final = frozenset(column.name for column in (*CHANGE_COLUMNS, *SYSTEM_COLUMNS))
@@ -190,7 +177,7 @@ class Change:
 
     @property
     def lines(self) -> list[str]:
-        """As a diff has it, the verdict behind the last line."""
+        """As a diff, with the verdict after the last line."""
         lines = [f"{sign} {text}" for sign, text in (("-", self.before), ("+", self.after)) if text]
         lines[-1] += f"   {'refused: ' if self.is_refused else ''}{self.verdict}"
         return lines
@@ -345,7 +332,7 @@ class _Planner:
                 "", told, f"engines take it for {twin}, as they ignore case; keep that spelling"
             )
         elif field.required:
-            why = "rows of before have no value of it; the table was made as something else: rebuild it"
+            why = "existing rows have no value of it; the table was made as something else: rebuild it"
             self._refuse("", told, why)
         elif not path[:-1] and field.name in {f.name for f in self._all_partitions}:
             self._refuse("", told, "the table is, or was, partitioned under that name; use another")
@@ -354,7 +341,7 @@ class _Planner:
                 "", told, "its path is that of another field of the table; use another name"
             )
         else:
-            self.changes.append(Change("", told, "added; null in rows of before"))
+            self.changes.append(Change("", told, "added; null in existing rows"))
             self.schema_steps.append(AddColumn(path, field.field_type, field.doc or ""))
 
     def _found(self, path: _Path) -> int | None:
@@ -375,7 +362,7 @@ class _Planner:
     def _field(self, path: _Path, current: NestedField, wanted: NestedField) -> None:
         if wanted.required and current.optional:
             told = f"{'.'.join(path)}: {text_of(spec_type(wanted.field_type))}"
-            why = "rows of before may have no value of it; rebuild the table"
+            why = "existing rows may have no value of it; rebuild the table"
             self._refuse(told, f"{told} not null", why)
         elif current.required and wanted.optional:
             self._relax(path, current)
@@ -410,9 +397,9 @@ class _Planner:
                 self.changes.append(Change(before, after, "widened"))
                 self.schema_steps.append(Widen(path, wanted))
         elif _widens(wanted, current):
-            self._refuse(before, after, f"narrows what rows of before hold; {_WAYS_OUT}")
+            self._refuse(before, after, f"narrows what existing rows hold; {_WAYS_OUT}")
         else:
-            self._refuse(before, after, f"rows of before cannot be read as that; {_WAYS_OUT}")
+            self._refuse(before, after, f"existing rows cannot be read as that; {_WAYS_OUT}")
 
     def _order(
         self,
@@ -451,7 +438,7 @@ class _Planner:
         for place, field in current.items():
             if place not in wanted:
                 told = f"partition: {field.transform} of {place[0]}"
-                self.changes.append(Change(told, "", "files of before keep it"))
+                self.changes.append(Change(told, "", "existing files keep it"))
                 self.partition_steps.append(RemovePartition(field.name))
         names = {field.name.lower() for field in self._partitions.fields}
         columns = {field.name.lower() for field in self._schema.fields}

@@ -33,21 +33,12 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from gazette_platform.lake.schema import ColumnType
+from gazette_platform.lake.spec.schema import ColumnType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-
-__all__ = [
-    "arrow_schema",
-    "iceberg_type",
-    "new_partition_spec",
-    "new_schema",
-    "spec_type",
-    "wanted_fields",
-]
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
 
 _SCALARS: Final[dict[str, tuple[IcebergType, Any]]] = {
     "string": (StringType(), pa.string()),
@@ -66,12 +57,12 @@ _SCALARS: Final[dict[str, tuple[IcebergType, Any]]] = {
 _ARROW: Final = dict(_SCALARS.values())
 # Two types of specs are strings; it is those that people know.
 _NAMES: Final = {kind: name for name, (kind, _) in reversed(_SCALARS.items())}
-# By which Arrow writes the ids of fields into Parquet files, and PyIceberg looks for them.
+# Arrow writes the ids of fields into Parquet files under it, and PyIceberg reads them there.
 _FIELD_ID: Final = b"PARQUET:field_id"
 
 
 def iceberg_type(kind: ColumnType, ids: Iterator[int]) -> IcebergType:
-    """The type in Iceberg; all that is below a column may be null, but for keys of maps.
+    """The type in Iceberg; all that is below a column may be null, except keys of maps.
 
     Args:
         kind: as `parse_typed` gives it.
@@ -163,7 +154,7 @@ def new_partition_spec(spec: TypedSpec, schema: Schema) -> PartitionSpec:
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """What rows of the table are in Arrow, with the ids by which Parquet files are read.
+    """What rows of the table are in Arrow, with the ids that Parquet files are read by.
 
     Raises: ValueError: it has a type that specs do not have.
     """

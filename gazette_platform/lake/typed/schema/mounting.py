@@ -1,6 +1,6 @@
 """Statements that show a typed table to engines which do not ask its catalog: as it is now, by a file of its metadata.
 
-Runs that publish afterwards make new such files, of which these engines know nothing until they are told. Whoever is to
+Runs that publish afterwards make new such files, and these engines do not know them until they are notified. Whoever is to
 follow the table asks the catalog instead.
 """
 
@@ -13,8 +13,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["mount_statement"]
-
 _STANDS_STILL = "-- This is the table as it is now. To have it follow what runs publish, have the engine ask the table's own catalog.\n"
 
 
@@ -24,14 +22,14 @@ def mount_statement(name: str, metadata_location: str, dialect: str) -> str:
     Args:
         name: ``schema.table``.
         metadata_location: URL of the file with its metadata, as the catalog has it.
-        dialect: of which engine.
+        dialect: that of the engine.
 
     Raises: ValidationError: no such dialect.
     """
     make = _MAKERS.get(dialect)
     if make is None:
         raise ValidationError(
-            f"{dialect!r} is no dialect (use one of {', '.join(_MAKERS)})", path="--dialect"
+            f"{dialect!r} is not a dialect (use one of {', '.join(_MAKERS)})", path="--dialect"
         )
     return _STANDS_STILL + make(name, metadata_location)
 
@@ -82,7 +80,7 @@ def _bigquery(name: str, metadata: str) -> str:
 
 def _snowflake(name: str, metadata: str) -> str:
     schema, _, table = name.partition(".")
-    # Below the volume, of which nobody here knows how deep it begins: its bucket is a guess.
+    # Below the volume, whose depth is unknown here: its bucket is a guess.
     path = metadata.partition("://")[2].partition("/")[2]
     return (
         "-- With an external volume at the root of the bucket, and a catalog integration for files in object storage.\n"

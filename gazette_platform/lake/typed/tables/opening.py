@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-
-__all__ = ["Opened", "handles_of", "open_both", "settle_behind"]
 
 
 @final
@@ -29,11 +27,11 @@ class Opened:
     """Of the typed table, and of its quarantine."""
     table: TypedTable
     quarantine: Loaded
-    """As it was before it was settled: it tells where files go, and of which columns."""
+    """As it was before it was settled: it says where files go, and their columns."""
 
 
 def handles_of(catalog: TypedCatalog, spec: TypedSpec) -> tuple[TableHandle, TableHandle]:
-    """Of a typed table, and of its quarantine. Neither need be there."""
+    """Of a typed table, and of its quarantine. Neither need exist."""
     return catalog.handle(spec.name), catalog.handle(spec.quarantine)
 
 

@@ -1,4 +1,4 @@
-"""How far a typed table has come, as it says itself: all that is told of it, whoever ran it, and wherever.
+"""Progress of a typed table, as the table itself records it, whatever process ran it.
 
 A snapshot of a run says what it holds, and how it came about. So what Dagster shows of a table is taken from the table, and
 is the same for a run of Dagster's, for a process that goes on without end, and after Dagster's home was lost.
@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded
     from gazette_platform.lake.typed.tables.table import TypedTable
 
-__all__ = [
-    "COMPLETE_AT",
-    "OLDEST_AT",
-    "READ_BYTES",
-    "SECONDS",
-    "FormerStates",
-    "TypedProgress",
-    "measures",
-    "read_progress",
-]
-
 COMPLETE_AT: Final = "gazette.complete-at"
 """Property of a snapshot: what was acknowledged before this instant (ISO 8601, UTC) is in the table. Absent: something
 was left to later runs."""
@@ -66,7 +55,7 @@ def measures(
 @final
 @dataclass(frozen=True, kw_only=True)
 class TypedProgress:
-    """A typed table, as its newest run and its newest snapshot tell."""
+    """A typed table, by its newest run and its newest snapshot."""
 
     name: str
     """``schema.table``."""
@@ -79,7 +68,7 @@ class TypedProgress:
     run: str
     """Name of its publication."""
     is_replacing: bool
-    """Whether rows of before were made anew: the state need not tell that there are other ones."""
+    """Whether existing rows were made again: the state need not show that they changed."""
     rows: int | None
     """In the table; None: rows were deleted beside their files, and only readers know."""
     files: int
@@ -107,7 +96,7 @@ def read_progress(loaded: Loaded, name: str) -> TypedProgress | None:
         name: ``schema.table``.
 
     Returns: None: nothing was published to it yet.
-    Raises: LakeError: it is no typed table, its state cannot be read, or somebody has set properties of its snapshot.
+    Raises: LakeError: it is not a typed table, its state cannot be read, or its snapshot's properties were edited.
         TypedProgressGone, TypedRolledBack: a person
         has to look.
     """
@@ -200,7 +189,7 @@ class FormerStates:
     def _newest(self, journal: str, place: tuple[int, int]) -> TypedState | None:
         """Offsets only grow from snapshot to snapshot of one journal, so few have to be looked at.
 
-        When the table began anew with a journal, offsets began again, and what they share with the former one grew.
+        When the table restarted a journal, offsets began again, and what they share with the former one grew.
         """
         index = bisect_right(self._paths, place, key=lambda path: self._place(path, journal))
         return self._read(self._paths[index - 1]) if index else None

@@ -1,8 +1,8 @@
-"""Quarantined records of a typed table: those that are committed, and of which no row could be made.
+"""Quarantined records of a typed table: committed ones that could not be rows.
 
 They are rows of an Iceberg table beside it, ``<name>_quarantine``. Two tables cannot be changed in one step, so the
 typed table comes first: its snapshot names a list of what becomes of quarantine (`write_list`): files that its run wrote,
-and ranges of offsets whose records go, where rows were made anew. `settle_quarantine` brings the quarantine table up to
+and ranges of offsets whose records go, where rows were made again. `settle_quarantine` brings the quarantine table up to
 that, afterwards. A record is in quarantine exactly once, whoever dies, because:
 
 1. *At most one publication is pending.* Each run settles what the run before it left, before it publishes
@@ -11,14 +11,14 @@ that, afterwards. A record is in quarantine exactly once, whoever dies, because:
 2. *What is settled is known.* The quarantine table is published to as any typed table, under the name of the run: its
    tag's snapshot says which was settled last.
 3. *Zombies are fenced.* The quarantine table's tag T is read **before** the typed table's progress P. Whoever was held up
-   behind either has an old T, once somebody else has settled anything, and is refused. In the other order a
+   behind either has an old T, once another process has settled anything, and is refused. In the other order a
    zombie would have a P that was settled long ago, with a T that is fresh, and settle it again.
 
-Files of a list that nobody has settled are orphans to every engine: maintenance settles before it removes any.
+Files of an unsettled list are orphans to every engine: maintenance settles before it removes any.
 
 What a person does to the typed table is heeded, as snapshots of the quarantine table say which publication they settled
-(`_SETTLED`). If progress was moved back, so is quarantine: what came behind is read again, and would be there twice. Of a
-table that was dropped and made anew, records of the one before are in the way, and a person is told.
+(`_SETTLED`). If progress was moved back, so is quarantine: what came after is read again, and would be duplicated. Of a
+table that was dropped and recreated, records of the former one are in the way, and an error says so.
 """
 
 from __future__ import annotations
@@ -78,23 +78,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.typed.files.stored_rows import StoredRows
 
-__all__ = [
-    "OF",
-    "Moment",
-    "RowCounts",
-    "begins_at",
-    "count_rows",
-    "moment_of",
-    "open_quarantine",
-    "quarantine_schema",
-    "quarantined_rows",
-    "rows_at",
-    "rows_within",
-    "settle_quarantine",
-    "why_foreign",
-    "write_list",
-]
-
 OF: Final = "gazette.quarantine-of"
 """Property of a quarantine table: name of the typed one."""
 _SETTLED: Final = "gazette.settled"
@@ -134,7 +117,7 @@ def quarantine_schema() -> Schema:
 
 
 def open_quarantine(handle: TableHandle, of: str, location: str) -> Loaded:
-    """The quarantine table, made unless it is there.
+    """The quarantine table, created unless it exists.
 
     Args:
         handle: of the quarantine table.
@@ -188,10 +171,10 @@ def settle_quarantine(handle: TableHandle, quarantine: TableHandle) -> bool:
 
     Args:
         handle: of the typed table.
-        quarantine: of its quarantine table, which is there.
+        quarantine: of its quarantine table, which exists.
 
     Returns: whether this call has settled something.
-    Raises: LakeError: a catalog broke off, or a list is gone: ask again. It is told as well that a person has to do
+    Raises: LakeError: a catalog broke off, or a list is gone: ask again. It also says so if a person has to do
         something about the quarantine table. TypedRolledBack, TypedProgressGone: likewise.
     """
     held = present(quarantine)
@@ -210,7 +193,7 @@ def settle_quarantine(handle: TableHandle, quarantine: TableHandle) -> bool:
     try:
         publish_replacing(quarantine, at, removed, files, run=told[RUN], properties=settled)
     except TypedFenced:
-        return False  # somebody else has settled it
+        return False  # another process has settled it
     return True
 
 
@@ -318,7 +301,7 @@ def rows_within(loaded: Loaded, ranges: RowRanges) -> tuple[Counter[str], Counte
     """How many rows of a table begin in ranges, and how many do not, both by journal.
 
     Args:
-        loaded: a typed table, or a quarantine table of which nothing is to be settled.
+        loaded: a typed table, or a quarantine table with nothing to be settled.
 
     Raises: LakeError: a file cannot be read.
     """
@@ -340,7 +323,7 @@ def why_foreign(held: Loaded, typed: Loaded, name: str) -> str:
         return ""
     return (
         f"{name} has records of a table that was dropped since: drop it, too, or rename it if its records are to be "
-        "kept, and run again, which makes it anew"
+        "kept, and run again, which creates it"
     )
 
 
@@ -395,7 +378,7 @@ def _matching(
 
 
 def _up_to(place: Mapping[str, Any]) -> BooleanExpression:
-    """Records that come before a place, by journal and offset, or are there."""
+    """Records before a place, by journal and offset, or at it."""
     journal, begin = place["_journal"], place["_begin"]
     return Or(
         LessThan("_journal", journal),  # type: ignore[call-arg, arg-type]
@@ -415,7 +398,7 @@ def _is_pending(held: Loaded, typed: Loaded) -> bool:
 
 
 def _number(typed: Loaded) -> int:
-    """By which publications of a table are ordered, also if progress was moved back."""
+    """Orders the publications of a table, also if progress was moved back."""
     at = typed.metadata.snapshot_by_id(progress_of(typed.metadata) or -1)
     return at.sequence_number or 0 if at is not None else 0
 
@@ -439,7 +422,7 @@ def _is_ahead(held: Loaded, typed: Loaded, name: str) -> bool:
 def _take_back(quarantine: TableHandle, held: Loaded, typed: Loaded) -> None:
     """Have quarantine be what it was when progress was where it is again.
 
-    Raises: LakeError: nobody knows what it was.
+    Raises: LakeError: what it was is unknown.
     """
     newest = _newest_settled(held.metadata, typed)
     # That it is the newest one which there was, and not only the newest which has not expired.
@@ -447,14 +430,14 @@ def _take_back(quarantine: TableHandle, held: Loaded, typed: Loaded) -> None:
     if newest is None or records != _told(typed).get(QUARANTINED):
         raise LakeError(
             f"{quarantine.name} has records of publications behind the one to which progress was moved back, and what it was "
-            "then has expired: drop it, run again, which makes it anew, and have a backfill of all journals fill it"
+            "then has expired: drop it, run again, which creates it, and fill it by a backfill of all journals"
         )
     required = (
         AssertTableUUID(uuid=held.metadata.table_uuid),
         still_headed(held.metadata),
         still_at(held.metadata, progress_of(held.metadata)),
     )
-    # Somebody else may have done it.
+    # Another process may have done it.
     with suppress(CommitFailedException):
         quarantine.commit(held, required, updates_moving(newest))
 
@@ -470,7 +453,7 @@ def _newest_settled(metadata: TableMetadata, typed: Loaded) -> int | None:
 def _require_whole(metadata: TableMetadata, files: Sequence[DataFile], name: str) -> None:
     if any(file.spec_id != metadata.default_spec_id for file in files):
         raise LakeError(
-            f"{name} was partitioned by somebody, and runs write it as a whole: make it unpartitioned again (in Trino: "
+            f"{name} was partitioned by hand, and runs write it as a whole: make it unpartitioned again (in Trino: "
             f"ALTER TABLE {name} SET PROPERTIES partitioning = ARRAY[]), and run again"
         )
 
@@ -497,7 +480,7 @@ def _tasks(loaded: Loaded) -> list[FileScanTask]:
 def _counted(
     loaded: Loaded, tasks: Sequence[FileScanTask], removed: RowRanges = _NOTHING
 ) -> Counter[str]:
-    """Rows by journal, but for those that are removed."""
+    """Rows by journal, except removed ones."""
     schema = loaded.metadata.schema()
     column = schema.find_field("_journal").field_id
     found: Counter[str] = Counter()
@@ -516,7 +499,7 @@ def _counted(
 
 
 def _only(file: DataFile, column: int) -> str | None:
-    """The journal that all rows of a file are of. A bound that was cut is no value, and then the two differ."""
+    """The one journal of all rows of a file. A bound that was cut is not a value, and then the two differ."""
     lower = (file.lower_bounds or {}).get(column)
     is_one = lower is not None and lower == (file.upper_bounds or {}).get(column)
     return bytes(lower).decode() if is_one and lower is not None else None
@@ -534,7 +517,7 @@ def _read(loaded: Loaded, tasks: Sequence[FileScanTask], removed: RowRanges) -> 
 
 
 def _journals(rows: StoredRows, removed: RowRanges) -> Iterator[pa.Array]:
-    """Of rows that are there, but for those that are removed."""
+    """Of all rows, except removed ones."""
     journal, begin = rows.name_of("_journal"), rows.name_of("_begin")
     for batch, is_there in rows.batches([journal, begin] if removed else [journal]):
         found = batch.filter(is_there)

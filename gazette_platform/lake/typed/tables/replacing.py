@@ -1,12 +1,12 @@
 """Publishing with rows removed: what begins in ranges of offsets goes, and files of workers come, in one snapshot.
 
-As in `publish_files`, progress is the fence, and what others commit meanwhile is no hindrance: which files hold such
-rows is looked for anew in what the table holds then. A file that lies in the ranges is left out; one of which other
-rows stay is written anew without (`rewriting`), so readers find no deletes, and an engine that compacted the file at the
+As in `publish_files`, progress is the fence, and what others commit meanwhile does not matter: which files hold such
+rows is looked for again in what the table holds then. A file that lies in the ranges is left out; one with other
+rows is rewritten without (`rewriting`), so readers find no deletes, and an engine that compacted the file at the
 same time is refused by its own catalog.
 
 Rows that an engine deleted stay deleted, where it noted positions. Deletes by values, which Flink makes, are refused
-where they may be of a file that has to be written anew: optimizing applies them.
+where they may be of a file that has to be rewritten: optimizing applies them.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 
-__all__ = ["publish_replacing"]
-
 _CODEC: Final = "deflate"
 
 
@@ -69,9 +67,9 @@ def publish_replacing(
     properties: Mapping[str, str],
     rewriter: FileRewriter | None = None,
 ) -> Published:
-    """Let readers see files in place of rows that are removed, if nobody has published since `start`.
+    """Let readers see files in place of rows that are removed, if no run has published since `start`.
 
-    As `publish_files`, of which arguments, result and errors are. Without ranges it is that.
+    Same arguments, result and errors as `publish_files`, which it is without ranges.
 
     Args:
         removed: rows that go. Those of `files` stay, wherever they begin.
@@ -99,7 +97,7 @@ class _Change:
     changed: list[tuple[ManifestFile, list[ManifestEntry], list[ManifestEntry]]] = field(
         default_factory=list
     )
-    """Manifests of which files go, with the entries that stay, and those that go."""
+    """Manifests with files that go: their entries that stay, and those that go."""
     added: list[DataFile] = field(default_factory=list)
 
 
@@ -136,7 +134,7 @@ def _planned(now: Loaded, removed: RowRanges, rewriter: FileRewriter, name: str)
 
 @final
 class _Deletes:
-    """Rows that engines deleted without writing their files anew."""
+    """Rows that engines deleted without rewriting their files."""
 
     def __init__(self, now: Loaded, manifests: Iterable[ManifestFile]) -> None:
         self._positions = DeleteFileIndex()
@@ -154,7 +152,7 @@ class _Deletes:
         if any((one.sequence_number or 0) > number for one in self._equal):
             raise TypedRefused(
                 f"{name} has rows that were deleted by their values, as Flink does, which may be of {file.file_path}, "
-                "and that has to be written anew: have Spark apply them by CALL system.rewrite_data_files(…, "
+                "and that has to be rewritten: apply them in Spark by CALL system.rewrite_data_files(…, "
                 "options => map('delete-file-threshold', '1')), and run again"
             )
         return sorted(
@@ -226,7 +224,7 @@ class _Manifests:
         return self._places.new_metadata_location(name)
 
     def added(self, files: Sequence[DataFile]) -> list[ManifestFile]:
-        """Of files that come, one for each spec by which they are parted."""
+        """Of new files, one for each partition spec."""
         by_spec: dict[int, list[DataFile]] = defaultdict(list)
         for file in files:
             by_spec[file.spec_id].append(file)

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.ranges import JournalNow
     from gazette_platform.lake.typed.planning.state import JournalState
 
-__all__ = ["Reread", "Rollback", "accept_rollback", "look_at_rollback", "reread"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class Reread:
     begin: int
     end: int
     lost_bytes: int
-    """Of these, what nobody holds any more."""
+    """The missing part of these."""
 
 
 def look_at_rollback(handle: TableHandle) -> Rollback | None:
@@ -99,7 +97,7 @@ def look_at_rollback(handle: TableHandle) -> Rollback | None:
 def accept_rollback(handle: TableHandle, rollback: Rollback) -> None:
     """Move the tag.
 
-    Raises: CommitFailedException: somebody has changed the table meanwhile. LakeError: the catalog cannot be reached.
+    Raises: CommitFailedException: the table has changed meanwhile. LakeError: the catalog cannot be reached.
     """
     metadata = rollback.loaded.metadata
     _, tag = updates_moving(rollback.to)
@@ -112,10 +110,10 @@ def accept_rollback(handle: TableHandle, rollback: Rollback) -> None:
 
 
 def reread(rollback: Rollback, journals: Iterable[JournalNow]) -> list[Reread]:
-    """Return what would be read again, by journal. A journal that is no more is lost as a whole.
+    """Return what would be read again, by journal. A journal that no longer exists is lost as a whole.
 
     Args:
-        journals: as brokers tell of them, with fragments from where `rollback.after` has come.
+        journals: as brokers report them, with fragments from where `rollback.after` has come.
     """
     now = {each.name: each for each in journals}
     found = []

@@ -54,22 +54,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.schema.evolution import Evolution
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-
-__all__ = [
-    "OFFSETS",
-    "QUARANTINED",
-    "SOURCE",
-    "UUID",
-    "TypedTable",
-    "open_table",
-    "require_able",
-    "require_ours",
-    "state_properties",
-    "typed_table",
-    "write_state",
-]
 
 SOURCE: Final = "gazette.source"
 """Property of a table: the raw one that its rows are of."""
@@ -91,7 +77,7 @@ _PROPERTIES: Final = {
     **METRICS,
     **MANIFESTS,
 }
-# So many journals are told in a snapshot's summary, which every reader of the table loads.
+# So many journals are listed in a snapshot's summary, which every reader of the table loads.
 _JOURNALS_MAX: Final = 20
 _ATTEMPTS: Final = 10
 
@@ -117,7 +103,7 @@ class TypedTable:
 
     @property
     def schema(self) -> Schema:
-        """With the ids by which files are to be written."""
+        """With the ids to write files with."""
         return self.metadata.schema()
 
     @cached_property
@@ -127,12 +113,12 @@ class TypedTable:
 
     @property
     def partition_spec(self) -> PartitionSpec:
-        """By which new files are parted."""
+        """The partition spec of new files."""
         return self.metadata.spec()
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Columns of which the last message wins; empty: each message is a row."""
+        """Key columns, whose last message wins; empty: each message is a row."""
         ids = self.schema.identifier_field_ids
         return tuple(field.name for field in self.schema.fields if field.field_id in ids)
 
@@ -153,7 +139,7 @@ def open_table(handle: TableHandle, spec: TypedSpec, location: str) -> TypedTabl
     Args:
         handle: of the table.
         spec: what it is to be.
-        location: of a table that has to be made; nothing may be there. Of several runs that make it at once,
+        location: of a table that has to be made; it must be empty. Of several runs that make it at once,
             one does, and the others get that one, at its own location.
 
     Raises: SchemaMismatch: it cannot become what the spec says, with all differences; or its `uuid` is another.
@@ -189,11 +175,13 @@ def require_able(loaded: Loaded, spec: TypedSpec, name: str) -> None:
 def typed_table(loaded: Loaded, name: str) -> TypedTable:
     """A table that was loaded, with its state.
 
-    Raises: LakeError: it is no typed table, or its state cannot be read. TypedProgressGone, TypedRolledBack: a
+    Raises: LakeError: it is not a typed table, or its state cannot be read. TypedProgressGone, TypedRolledBack: a
         person has to look.
     """
     if SOURCE not in loaded.metadata.properties:
-        raise LakeError(f"{name} exists and is no typed table: give the typed one another `name`")
+        raise LakeError(
+            f"{name} exists and is not a typed table: give the typed one another `name`"
+        )
     require_progress(loaded.metadata, name)
     start = progress_of(loaded.metadata)
     state = TypedState() if start is None else _read_state(loaded, start, name)
@@ -240,7 +228,7 @@ def _read_state(loaded: Loaded, start: int, name: str) -> TypedState:
     path = summary_of(loaded.metadata, start).get(STATE, "")
     if not path:
         raise LakeError(
-            f"the snapshot {start} of {name}, at which its tag {PROGRESS} is, names no state: somebody has moved "
+            f"the snapshot {start} of {name}, at which its tag {PROGRESS} is, names no state: someone has moved "
             f"the tag; move it to the newest snapshot that has the property `{STATE}`"
         )
     return TypedState.decode(read_side_file(loaded.io, path, name), where=path)
@@ -263,13 +251,13 @@ def _uuid_of(spec: TypedSpec) -> str:
 def require_ours(loaded: Loaded, spec: TypedSpec, name: str) -> None:
     """See that a table is that of a spec.
 
-    Raises: LakeError: it is no typed table. SchemaMismatch: it is of another raw table, or by another `uuid`.
+    Raises: LakeError: it is not a typed table. SchemaMismatch: it is of another raw table, or by another `uuid`.
     """
     properties = loaded.metadata.properties
     source, noted, wanted = properties.get(SOURCE), properties.get(UUID), _uuid_of(spec)
     if source is None:
         raise LakeError(
-            f"{name} exists and is no typed table: give the typed table another `name`, or drop that one"
+            f"{name} exists and is not a typed table: give the typed table another `name`, or drop that one"
         )
     if source != spec.source:
         raise SchemaMismatch(
@@ -278,13 +266,13 @@ def require_ours(loaded: Loaded, spec: TypedSpec, name: str) -> None:
         )
     if noted != wanted:
         raise SchemaMismatch(
-            f"{name} was made with `uuid: {noted}`, and its spec says `uuid: {wanted}`: which messages were there "
+            f"{name} was made with `uuid: {noted}`, and its spec says `uuid: {wanted}`: which messages were duplicates "
             "before was decided by the first; put that back, or give the table another `name`"
         )
     made, changes = properties.get(CHANGES, "none"), _changes_of(spec)
     if made != changes:
         raise SchemaMismatch(
-            f"{name} was made with `{made}` as what deletes rows, and its spec says `{changes}`: rows of before were "
+            f"{name} was made with `{made}` as what deletes rows, and its spec says `{changes}`: existing rows were "
             "decided by the first. Put that back, or give the table another `name`"
         )
 
@@ -304,7 +292,7 @@ def _naming(table: str) -> Iterator[None]:
 
 
 def _evolved(handle: TableHandle, loaded: Loaded, spec: TypedSpec) -> Loaded:
-    """The table as its spec says, changed if need be and if nobody has published meanwhile."""
+    """The table as its spec says, changed if need be and if no run has published meanwhile."""
     start = progress_of(loaded.metadata)
     for _ in range(_ATTEMPTS):
         metadata = loaded.metadata
@@ -322,7 +310,7 @@ def _evolved(handle: TableHandle, loaded: Loaded, spec: TypedSpec) -> Loaded:
             still_at(metadata, start),
             still_parted_by(metadata),
         )
-        # Looked at anew, whether it was changed by this or by others.
+        # Looked at again, whether it was changed by this or by others.
         with suppress(CommitFailedException):
             handle.commit(loaded, required, updates)
         again = handle.load()

@@ -1,6 +1,6 @@
 """Upserts: of a typed table with a key, a row is the last committed message of its key.
 
-    files of workers ── a snapshot of them alone, which nobody sees ── merged by an engine, into one that nobody sees ── published
+    files of workers ── a snapshot of them alone, on no branch ── merged by an engine, into one on no branch ── published
 
 Which of two messages is the last:
 
@@ -8,7 +8,7 @@ Which of two messages is the last:
 - of two journals, the one whose UUID has the larger clock, where none counts as zero; then the one whose journal has the
   larger name.
 
-That is no order of all messages: three of two journals may each be later than the next, where clocks run against the order
+That is not an order of all messages: three of two journals may each be later than the next, where clocks run against the order
 of a journal. So an engine keeps of each journal the last message of a key, then of these the last, and compares that with the row.
 
 What workers wrote is a snapshot of the table, so that the engine reads it as it reads the table, whatever the types of
@@ -65,26 +65,15 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
-    from gazette_platform.lake.schema import ColumnType
-    from gazette_platform.lake.typed_spec.changes import ChangeOrder
-
-__all__ = [
-    "DELETES",
-    "UPSERTED",
-    "Merge",
-    "Merger",
-    "deletes_of",
-    "publish_upserts",
-    "with_deletes",
-    "written_with_deletes",
-]
+    from gazette_platform.lake.spec.schema import ColumnType
+    from gazette_platform.lake.spec.typed.changes import ChangeOrder
 
 UPSERTED: Final = {
     "write.merge.mode": "merge-on-read",
     # Of rows that were replaced; as many files as there are of rows, however many runs replaced some.
     "write.delete.granularity": "file",
 }
-"""Properties of a table with a key. Else each run would write all files anew that have a row which it replaces."""
+"""Properties of a table with a key. Else each run would rewrite all files with a row that it replaces."""
 
 _STAGED: Final = "write.wap.enabled"
 # Each that fails means that maintenance came between.
@@ -107,7 +96,7 @@ class Merge:
     rows: int
     """How many these are."""
     attempt: str
-    """By which the staged snapshot is found: its `WAP_ID`."""
+    """Identifies the staged snapshot: its `WAP_ID`."""
     properties: Mapping[str, str]
     """Of the staged snapshot."""
     columns: tuple[str, ...] = ()
@@ -142,7 +131,7 @@ def publish_upserts(
     changes: ChangeOrder | None = None,
     deletes: Sequence[DataFile] = (),
 ) -> Published:
-    """Let readers see the last message of each key, of what a run has written and of what was there.
+    """Let readers see the last message of each key, of the run and of the existing rows.
 
     After any failure ask again with the same `run`, which says what became of the first time. What the run had written is
     gone once it is published.
@@ -220,7 +209,7 @@ def _published(  # noqa: PLR0917
     after = insisting(lambda: loaded_from(handle), log).metadata
     staged = _staged_by(after, merge.attempt)
     if staged is not None:
-        # Also if the engine was not told that it has.
+        # Also if the engine did not get the answer.
         spent = (merge.upserts,)
         tags = {} if deleted is None else {DELETES: deleted}
         return insisting(

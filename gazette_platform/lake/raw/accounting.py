@@ -1,0 +1,583 @@
+"""Accounts of Hive partitions: what each holds, counted once, and changed by one process at a time.
+
+Reading fragments takes long, so it is done first; then, under the metastore's lock, the accounts are
+read again, what others have counted meanwhile is left out, and the rest is added. So two registrars
+that meet count everything once, and whoever loses has only read in vain.
+
+A fragment that a tick has no time for is left to the next one; but the first that a tick counts is registered
+whatever happens, so that each tick gets on. Its rows are counted when it is looked at again, as are those of
+damaged files that were restored. A count goes on where the one before ended, as long as the process is the
+same; it restarts a few times only, for as long as the file is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.errors import DataError, GazetteError, LakeError
+from gazette_platform.hive import HivePartition
+from gazette_platform.lake.raw.audits.fit import (
+    damage,
+    is_of_spec,
+    json_columns,
+    misfit,
+    unfit_fragment,
+    unfit_mark,
+    unread,
+    value_scanner,
+)
+from gazette_platform.lake.raw.partition_state import RANGES_MAX, TRIES_MAX, PartitionState
+from gazette_platform.lake.raw.set_aside import is_aside
+from gazette_platform.lake.raw.tables import with_text_columns
+from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN
+from gazette_platform.lake.spec.layout import is_same_location, partition_values
+from gazette_platform.protocol import is_another
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gazette_platform.hive import HeldLock, HiveTable, MetastoreSession
+    from gazette_platform.lake.raw.applying import Cutover
+    from gazette_platform.lake.raw.planning import PlannedPartition
+    from gazette_platform.lake.reading.content import FragmentContent
+    from gazette_platform.lake.reading.findings import Finding
+    from gazette_platform.lake.reading.values import ValueReport
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.unfit import UnfitFragment
+    from gazette_platform.protocol import Fragment
+
+# What is added at once, and written under one lock: a second or two, so that a tick ends in time, and
+# well within half of the lease on a slow metastore.
+_COMMIT_MAX: Final = 50
+# A file may be gone before brokers know; under a wrong root no file exists.
+_LOOKED_FOR_MAX: Final = 5
+# Of a tick, to count what was registered without: new fragments, and other tables, come first.
+_MEND_BYTES_MAX: Final = 256 << 20
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionAccount:
+    """A Hive partition as its accounts say, whoever changed them."""
+
+    key: str
+    """As `layout.partition_key` writes it."""
+    values: tuple[str, ...]
+    location: str
+    journal: str
+    state: PartitionState
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionUpdate:
+    """A Hive partition that a tick changed."""
+
+    key: str
+    values: tuple[str, ...]
+    location: str
+    journal: str
+    is_new: bool
+    fragments_added: int
+    rows_added: int | None
+    state: PartitionState
+    """Totals after the tick."""
+
+
+@final
+@dataclass(slots=True)
+class Accounted:
+    """What was done with planned Hive partitions."""
+
+    done: set[tuple[str, int, int]] = field(default_factory=set)
+    """Journal, begin and end of the fragments that the accounts hold now."""
+    accounts: list[PartitionAccount] = field(default_factory=list)
+    """Of all planned Hive partitions that were looked at, changed or not."""
+    updates: list[PartitionUpdate] = field(default_factory=list)
+    errors: dict[str, GazetteError] = field(default_factory=dict)
+    """By journal, the first one; its fragments are tried again."""
+    misfits: list[Finding] = field(default_factory=list)
+    columns: set[str] = field(default_factory=set)
+    is_complete: bool = True
+    """False if time or the limit of bytes was up before all was counted."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    rows: int | None
+    stored_bytes: int | None
+    stamp: str = ""
+    """Of its file, if the rows are not known."""
+    is_resumed: bool = False
+    """Whether an earlier tick had begun with it."""
+    breaking: frozenset[str] = frozenset()
+    """Columns with a value at which Trino would fail."""
+    unfit: UnfitFragment | None = None
+    """What of it does not fit, if the rows are known."""
+
+
+_Counts = dict["Fragment", _Counted]
+
+
+@final
+class Accountant:
+    """Counts the fragments of one tick's plan for one table.
+
+    Args:
+        content: reads fragments.
+        cutover: brings those that lie in another store than the rest of their Hive partition.
+        session: the metastore.
+        spec: the table's spec.
+        table: the table as the metastore has it.
+        content_bytes_max: to read at most; one larger fragment alone is allowed.
+        is_over: whether the tick's time is over; what is counted by then is kept.
+        created: by name, which journals there are (`protocol.identity`).
+    """
+
+    def __init__(
+        self,
+        content: FragmentContent,
+        cutover: Cutover,
+        session: MetastoreSession,
+        spec: TableSpec,
+        table: HiveTable,
+        *,
+        content_bytes_max: int,
+        is_over: Callable[[], bool],
+        created: Mapping[str, int],
+    ) -> None:
+        self._content = content
+        self._cutover = cutover
+        self._session = session
+        self._spec = spec
+        self._table = table
+        # Its values are looked at as this spec has them.
+        self._owner = f"{spec.name} {spec.digest}"
+        self._bytes_left = content_bytes_max
+        self._has_counted = False
+        self._mended_bytes = 0
+        # Journals that have more than there was time or bytes for.
+        self._full: set[str] = set()
+        self._is_over = is_over
+        self._created = created
+        self.result = Accounted()
+
+    def run(self, planned: Sequence[PlannedPartition]) -> Accounted:
+        """Add Hive partitions that are new, and bring the accounts of all up to date. Idempotent.
+
+        Raises: GazetteError: a server cannot be reached; what was written so far is found next time.
+        """
+        for start in range(0, len(planned), _COMMIT_MAX):
+            if start and self._is_over():
+                self.result.is_complete = False
+                break
+            self._run(planned[start : start + _COMMIT_MAX])
+        return self.result
+
+    def _run(self, planned: Sequence[PlannedPartition]) -> None:
+        found = self._read(planned)
+        planned = [p for p in planned if p.values in found or not self._is_all_aside(p)]
+        good = [p for p in planned if self._is_good(p, found.get(p.values))]
+        missing = [p for p in good if p.values not in found]
+        if missing:
+            # New ones first become visible to engines; counting rows may take a while.
+            self._session.add_partitions(self._table, [_empty(p) for p in missing])
+        work: list[tuple[PlannedPartition, PartitionState]] = []
+        for planned_one in good:
+            known = found.get(planned_one.values)
+            one = planned_one if known is None else replace(planned_one, location=known.location)
+            state = PartitionState.from_parameters(known.parameters if known is not None else {})
+            work.append((one, state))
+        batch: list[tuple[PlannedPartition, _Counts]] = []
+        for (one, state), counts in zip(work, self._count(work), strict=True):
+            if counts:
+                batch.append((one, counts))
+            else:
+                self._settle(one, state)
+        self._commit(batch)
+
+    # ------------------------------------------------------------------- reading
+
+    def _read(self, planned: Sequence[PlannedPartition]) -> Mapping[tuple[str, ...], HivePartition]:
+        """What the metastore has of them now. A table without keys counts as one Hive partition.
+
+        The table is read again, too: others may have given it columns, which what is written must have.
+        """
+        current = self._refresh()
+        if current.partition_columns:
+            return self._session.partitions_of(current, [p.values for p in planned])
+        return {
+            (): HivePartition(values=(), location=current.location, parameters=current.parameters)
+        }
+
+    def _refresh(self) -> HiveTable:
+        """The table as the metastore has it now."""
+        table = self._table
+        current = self._session.table(table.database, table.name)
+        if current is None:
+            raise LakeError(f"table {table.full_name} was dropped meanwhile; it is made again")
+        self._table = current
+        return current
+
+    def _is_all_aside(self, planned: PlannedPartition) -> bool:
+        """Whether there is nothing to make a Hive partition of; what is aside is not awaited."""
+        if not all(map(is_aside, planned.fragments)):
+            return False
+        self.result.done |= {(f.journal, f.begin, f.end) for f in planned.fragments}
+        return True
+
+    def _is_good(self, planned: PlannedPartition, found: HivePartition | None) -> bool:
+        """Whether fragments may be added to it; if not, the result has the reason."""
+        try:
+            if found is None:
+                self._require_some(planned)
+                return True
+            state = PartitionState.from_parameters(found.parameters)
+            self._require_journal(planned, state)
+            _require_room(self._spec.name, planned, state)
+        except LakeError as err:
+            self.result.errors.setdefault(planned.journal, err)
+            return False
+        return True
+
+    def _require_some(self, planned: PlannedPartition) -> None:
+        """Refuse a wrong root, which would make Hive partitions that are empty for ever.
+
+        Raises: LakeError: none of its first fragments exists; names the first one.
+        """
+        error: LakeError | None = None
+        there = [f for f in planned.fragments if not is_aside(f)]
+        for fragment in there[:_LOOKED_FOR_MAX]:
+            try:
+                self._content.require_stored(fragment, planned.location)
+            except LakeError as err:
+                error = error or err
+            else:
+                return
+        if error is not None:
+            raise error
+
+    def _count(self, work: Sequence[tuple[PlannedPartition, PartitionState]]) -> list[_Counts]:
+        """Read those of the fragments of each Hive partition that its state does not hold.
+
+        Journals take turns, so that one with a backlog does not use up all time and bytes.
+        Each goes on in the order of its offsets, so that what it had no time for leaves no hole.
+        """
+        counts: list[_Counts] = [{} for _ in work]
+        queues: dict[str, list[tuple[Fragment, int]]] = {}
+        for index, (planned, state) in enumerate(work):
+            queues.setdefault(planned.journal, []).extend(
+                (f, index)
+                for f in planned.fragments
+                if not is_aside(f) and not state.settles(f.begin, f.end)
+            )
+        for queue in queues.values():
+            queue.sort(key=lambda item: (item[0].begin, item[0].end))
+        for turn in zip_longest(*queues.values()):
+            for fragment, index in filter(None, turn):
+                planned, _ = work[index]
+                if planned.journal in self._full:
+                    continue
+                # One at least, so that a tick that was late from the start gets on, too.
+                if self._has_counted and (
+                    self._is_over() or fragment.content_length > self._bytes_left
+                ):
+                    self.result.is_complete = False
+                    self._full.add(planned.journal)
+                    continue
+                counted = self._count_one(planned, fragment)
+                if counted is not None:
+                    counts[index][fragment] = counted
+        for index, (planned, state) in enumerate(work):
+            counts[index] |= self._mend(planned, state)
+        return counts
+
+    def _mend(self, planned: PlannedPartition, state: PartitionState) -> _Counts:
+        """Count those of the fragments whose rows are not known, as far as there is time for that, too.
+
+        And those with records that did not fit a former spec, or a file that was replaced since.
+        """
+        state = _recalled(planned, state)
+        found: _Counts = {}
+        # Tried where there was time for little, a large one would be given up for no fault of its own.
+        has_time = not self._has_counted or self._mended_bytes > 0
+        for fragment in planned.fragments if state.uncounted or state.unfit else ():
+            noted = state.uncounted_at(fragment.begin, fragment.end)
+            unfit = state.unfit_at(fragment.begin, fragment.end)
+            if noted is None and unfit is None:
+                continue
+            stamp = self._content.stamp(fragment, planned.location)
+            if unfit is not None and unfit.mark == unfit_mark(self._spec, stamp):
+                continue
+            bytes_after = self._mended_bytes + fragment.content_length
+            is_full = self._mended_bytes > 0 and bytes_after > _MEND_BYTES_MAX
+            if self._is_over() or is_full:
+                break
+            if not has_time and fragment.content_length > COUNTED_BYTES_MIN:
+                continue
+            goes_on = self._content.is_unfinished(fragment, planned.location, self._owner)
+            is_tried = noted is not None and noted.stamp == stamp.text
+            if noted is not None and noted.tries >= TRIES_MAX and is_tried and not goes_on:
+                continue
+            self._mended_bytes = bytes_after
+            told = len(self.result.misfits)
+            counted = self._count_one(planned, fragment, is_kept=True)
+            if counted is not None:
+                if counted.rows is not None or not counted.is_resumed:
+                    found[fragment] = counted  # what only goes on is nothing to note
+                if noted is None or (counted.rows is None and counted.stamp == noted.stamp):
+                    del self.result.misfits[told:]  # it was reported when it was registered
+        return found
+
+    def _count_one(
+        self, planned: PlannedPartition, fragment: Fragment, *, is_kept: bool = False
+    ) -> _Counted | None:
+        """Read a fragment; None: it cannot be now, and the result has the reason if it is not time.
+
+        Args:
+            is_kept: whether that there was no time is of interest, too; it is of the first one in any case.
+        """
+        result = self.result
+        is_kept |= not self._has_counted
+        self._has_counted = True
+        is_large = fragment.content_length > COUNTED_BYTES_MIN
+        self._bytes_left -= fragment.content_length
+        wanted = json_columns(self._spec) - result.columns
+        try:
+            self._cutover.bring(self._spec.name, planned.key, fragment, planned.location)
+            counted = self._content.count(
+                fragment,
+                planned.location,
+                columns=wanted,
+                scanner=value_scanner(self._spec),
+                is_over=self._is_over,
+                owner=self._owner if is_kept and is_large else "",
+            )
+        except DataError as err:
+            # Its Hive partition is registered all the same: the other files are good, and the
+            # engines, too, name the damaged one.
+            result.misfits.append(damage(self._spec, fragment, planned.location, err))
+            stamp = self._content.stamp(fragment, planned.location)
+            return _Counted(None, stamp.stored_bytes, stamp.text)
+        except GazetteError as err:
+            result.errors.setdefault(planned.journal, err)
+            return None
+        if counted.rows is None and not is_kept:
+            result.is_complete = False
+            self._full.add(planned.journal)
+            return None
+        result.columns |= counted.columns
+        found = misfit(self._spec, fragment, planned.location, counted)
+        result.misfits += [found] if found is not None else []
+        breaking = self._breaking(counted.values)
+        stamp_of = partial(self._content.stamp, fragment, planned.location)
+        if counted.rows is None:
+            result.misfits.append(unread(self._spec, fragment))
+            stamp, is_resumed = stamp_of(), counted.is_resumed
+            return _Counted(None, stamp.stored_bytes, stamp.text, is_resumed, breaking)
+        unfit = unfit_fragment(self._spec, fragment, counted, stamp_of)
+        return _Counted(counted.rows, counted.stored_bytes, breaking=breaking, unfit=unfit)
+
+    def _breaking(self, values: ValueReport | None) -> frozenset[str]:
+        """Columns at whose values Trino would fail."""
+        if values is None:
+            return frozenset()
+        is_partitioned = bool(self._table.partition_columns)
+        return values.breaking if is_partitioned else values.breaking_unpartitioned
+
+    # ------------------------------------------------------------------- writing
+
+    def _commit(self, batch: Sequence[tuple[PlannedPartition, _Counts]]) -> None:
+        """Add what was counted to the accounts as they are now."""
+        if not batch:
+            return
+        with self._session.accounts_lock(self._table.database, self._table.name) as lock:
+            self._mark_as_text(batch, lock)
+            found = self._read([planned for planned, _ in batch])
+            changed: list[HivePartition] = []
+            settled: list[tuple[PlannedPartition, PartitionState, PartitionUpdate | None]] = []
+            for planned, counts in batch:
+                now = found.get(planned.values)
+                if now is None:
+                    continue  # dropped meanwhile: its fragments stay awaited
+                if not is_same_location(now.location, planned.location):
+                    continue  # made meanwhile, in another store: they are to be brought there
+                before = PartitionState.from_parameters(now.parameters)
+                try:
+                    self._require_journal(planned, before)
+                    _require_room(self._spec.name, planned, before)
+                except LakeError as err:
+                    self.result.errors.setdefault(planned.journal, err)
+                    continue
+                created = self._created.get(planned.journal, 0)
+                update = _update(self._spec, planned, counts, before, created)
+                settled.append((planned, update.state if update is not None else before, update))
+                if update is not None:
+                    changed.append(replace(now, parameters=update.state.within(now.parameters)))
+            if changed:
+                lock.require()
+                self._write(changed)
+        for planned, state, update in settled:
+            self._settle(planned, state)
+            # That rows could not be counted again is noted, but not reported.
+            if update is not None and (update.fragments_added or update.rows_added):
+                self.result.updates.append(update)
+
+    def _mark_as_text(
+        self, batch: Sequence[tuple[PlannedPartition, _Counts]], lock: HeldLock
+    ) -> None:
+        """Let Trino read columns as text that it would fail at, before their fragments count as registered."""
+        breaking = {n for _, counts in batch for c in counts.values() for n in c.breaking}
+        if not breaking:
+            return
+        marked = with_text_columns(self._spec, self._refresh(), breaking)
+        if marked is not None:
+            lock.require()
+            self._session.alter_table(marked, is_cascading=False)
+            self.result.is_complete = False
+
+    def _require_journal(self, planned: PlannedPartition, state: PartitionState) -> None:
+        if state.journal not in ("", planned.journal):
+            raise LakeError(
+                f"Hive partition {planned.key} of {self._spec.name} holds journal {state.journal} already, so "
+                f"{planned.journal} may not write there; give them different keys"
+            )
+        created = self._created.get(planned.journal, 0)
+        if state.ranges and is_another(state.created, created):
+            raise LakeError(
+                f"Hive partition {planned.key} of {self._spec.name} holds {planned.journal} as it was before it was "
+                "deleted and made again, so nothing is added to it: drop it (which deletes no file)"
+            )
+
+    def _write(self, changed: Sequence[HivePartition]) -> None:
+        if self._table.partition_columns:
+            self._session.alter_partitions(self._table, changed)
+        else:
+            (one,) = changed
+            self._session.alter_table(replace(self._table, parameters=one.parameters))
+
+    def _settle(self, planned: PlannedPartition, state: PartitionState) -> None:
+        held = [f for f in planned.fragments if is_aside(f) or state.settles(f.begin, f.end)]
+        self.result.done |= {(f.journal, f.begin, f.end) for f in held}
+        if state.ranges or state.aside:
+            self.result.accounts.append(
+                PartitionAccount(
+                    key=planned.key,
+                    values=planned.values,
+                    location=planned.location,
+                    journal=planned.journal,
+                    state=state,
+                )
+            )
+
+
+def partition_accounts(
+    session: MetastoreSession, table: HiveTable, keys: Sequence[str]
+) -> list[PartitionAccount]:
+    """Accounts of those of the Hive partitions with these `keys` that exist, also of empty ones.
+
+    Raises: LakeError: the metastore cannot be reached.
+    """
+    wanted = {partition_values(key): key for key in keys}
+    wanted = {v: key for v, key in wanted.items() if len(v) == len(table.partition_columns) > 0}
+    accounts: list[PartitionAccount] = []
+    for values, found in session.partitions_of(table, list(wanted)).items():
+        state = PartitionState.from_parameters(found.parameters)
+        if state.journal:
+            accounts.append(
+                PartitionAccount(
+                    key=wanted[values],
+                    values=values,
+                    location=found.location,
+                    journal=state.journal,
+                    state=state,
+                )
+            )
+    return accounts
+
+
+def _empty(planned: PlannedPartition) -> HivePartition:
+    return HivePartition(
+        values=planned.values,
+        location=planned.location,
+        parameters=PartitionState().to_parameters(),
+    )
+
+
+def _require_room(table: str, planned: PlannedPartition, state: PartitionState) -> None:
+    if len(state.ranges) >= RANGES_MAX:
+        raise LakeError(
+            f"Hive partition {planned.key} of {table} has {len(state.ranges)} holes, and its accounts have "
+            "no room for more, so nothing is added to it: see why its fragments are missing "
+            "(`gazctl lake check`)"
+        )
+
+
+def _recalled(planned: PlannedPartition, state: PartitionState) -> PartitionState:
+    """`state`, with all to be counted again if a former release lost count, and all of it is at hand."""
+    if state.rows is not None or state.rows_known is not None or state.uncounted:
+        return state
+    spans = [(f.begin, f.end) for f in planned.fragments]
+    if not all(state.covers(begin, end) for begin, end in spans):
+        return state
+    content_bytes = sum(end - begin for begin, end in spans)
+    if (len(spans), content_bytes) != (state.fragments, state.content_bytes):
+        return state
+    return state.with_all_uncounted(spans)
+
+
+def _update(
+    spec: TableSpec,
+    planned: PlannedPartition,
+    counts: _Counts,
+    before: PartitionState,
+    created: int,
+) -> PartitionUpdate | None:
+    """`before` with those of `counts` that it does not hold; None if it holds all."""
+    state = _recalled(planned, before)
+    rows_added: int | None = 0
+    for fragment, counted in counts.items():
+        if state.settles(fragment.begin, fragment.end):
+            if counted.rows is None:
+                state = state.tried(fragment.begin, fragment.end, counted.stamp)
+                continue
+            is_uncounted = state.uncounted_at(fragment.begin, fragment.end) is not None
+            noted = state.unfit_at(fragment.begin, fragment.end)
+            if noted is not None and not is_of_spec(spec, noted):
+                # Of fragments that are not noted, only what the former spec says is known.
+                state = replace(state, unfit_more=0)
+            if is_uncounted or noted is not None:
+                state = state.with_unfit(fragment.begin, fragment.end, counted.unfit)
+            if is_uncounted:
+                state = state.counted(fragment.begin, fragment.end, counted.rows)
+                rows_added = None if rows_added is None else rows_added + counted.rows
+            continue
+        rows_added = (
+            None if counted.rows is None or rows_added is None else rows_added + counted.rows
+        )
+        state = state.adding(
+            fragment.journal,
+            fragment.begin,
+            fragment.end,
+            rows=counted.rows,
+            stored_bytes=counted.stored_bytes,
+            stamp=counted.stamp,
+            created=created,
+            unfit=counted.unfit,
+        )
+    if state == before:
+        return None
+    return PartitionUpdate(
+        key=planned.key,
+        values=planned.values,
+        location=planned.location,
+        journal=planned.journal,
+        is_new=before == PartitionState(),
+        fragments_added=state.fragments - before.fragments,
+        rows_added=rows_added,
+        state=state,
+    )

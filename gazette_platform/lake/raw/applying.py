@@ -1,0 +1,541 @@
+"""Table specs on their way into the folder: what speaks against them, and how they get there.
+
+Nothing is written before a whole set of specs is found good; each file then takes its place at once.
+
+Make a raw table again if it cannot follow a change of its spec. No file is deleted.
+
+The entries of the metastore are dropped, and the sensor registers all fragments again that brokers list. Rows that no
+broker lists any more, such as those of a deleted journal, would not come back. Such a table is left alone.
+
+Fragments of an hour in which their journal changed its store: brought to where the rest of it lies.
+
+A Hive partition has one location. When a journal goes over to another store in the middle of an hour,
+the fragments after that point lie in the same directory of the other store, where engines do not
+look. They are copied beside the others, under their own names: brokers that still list the first store
+see the same fragment twice and use one. Nothing is moved or deleted, and hours to come are registered
+where they lie.
+
+Accounts of a raw table for journals that hold what they held, though they were created again.
+
+So it is when etcd was set up again from a listing of specs: their numbers are others (`protocol.identity`), and fragments
+are those that were registered. Nothing here proves it: a person says so.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+from gazette_platform.errors import (
+    GazetteError,
+    LakeError,
+    SchemaMismatch,
+    StoreError,
+    ValidationError,
+)
+from gazette_platform.hive import partition_name
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.planning import directory_of, require_codec
+from gazette_platform.lake.raw.tables import LAYOUT, TABLE, evolved_table, table_definition
+from gazette_platform.lake.raw.views import VIEW_OF
+from gazette_platform.lake.reading.check import check_sample
+from gazette_platform.lake.spec.folder import files_beside, in_file, name_clashes
+from gazette_platform.lake.spec.layout import (
+    Layout,
+    expected_layout,
+    expected_location,
+    is_same_location,
+    partition_columns,
+    require_location,
+)
+from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
+from gazette_platform.lake.spec.table_spec import TableSpec, read_table_spec
+from gazette_platform.protocol import is_another
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.lake.reading.storage import Storage, StoreFiles
+    from gazette_platform.lake.spec.layout import StoreRoots
+    from gazette_platform.protocol import Fragment, JournalSpec
+
+_SUFFIXES = (".yaml", ".yml")
+_JOURNALS_TOLD_MAX = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderFile:
+    """A file that is to go into the folder, and what it is to replace."""
+
+    name: str
+    """Of the file in the folder."""
+    text: bytes
+    before: bytes | None
+    """What the folder has under that name, if anything."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the folder has something else under that name, or nothing."""
+        return self.text != self.before
+
+    def diff(self) -> str:
+        """What changes in the folder, as a unified diff; empty if nothing does."""
+        old, new = ((each or b"").decode("utf-8", "replace") for each in (self.before, self.text))
+        lines = difflib.unified_diff(
+            old.splitlines(),
+            new.splitlines(),
+            "/dev/null" if self.before is None else f"a/{self.name}",
+            f"b/{self.name}",
+            lineterm="",
+        )
+        return "".join(f"{line}\n" for line in lines)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecFile(FolderFile):
+    """A file with a table spec."""
+
+    spec: TableSpec | None
+    errors: tuple[ValidationError, ...]
+    """All that is wrong with the text, each with the file's name and the key."""
+    beside: tuple[FolderFile, ...]
+    """Files that it names, which come with it."""
+
+    @classmethod
+    def of(cls, name: str, text: bytes, folder: Path, *, source: Path | None = None) -> SpecFile:
+        """The file called `name` that is to go into `folder`.
+
+        Args:
+            name: of the file.
+            text: of the spec.
+            folder: that it goes into.
+            source: where files are that it names; None: they are in the folder already.
+
+        Raises: OSError: the existing file cannot be read.
+        """
+        try:
+            beside = files_beside(text, source or folder)
+        except ValidationError as err:
+            spec, errors, beside = None, [err], {}
+        else:
+            spec, errors = read_table_spec(text, beside)
+        if Path(name).suffix not in _SUFFIXES:
+            errors = [*errors, ValidationError("is not called *.yaml, so no sensor would read it")]
+        elif name.startswith("."):
+            errors = [*errors, ValidationError("begins with a dot, so no sensor would read it")]
+        return cls(
+            name=name,
+            text=text,
+            spec=spec,
+            errors=tuple(in_file(name, error) for error in errors),
+            before=_before(folder / name),
+            beside=tuple(
+                FolderFile(name=other, text=content, before=_before(folder / other))
+                for other, content in beside.items()
+            ),
+        )
+
+
+def _before(target: Path) -> bytes | None:
+    return target.read_bytes() if target.is_file() else None
+
+
+def files_to_put(files: Iterable[SpecFile]) -> list[FolderFile]:
+    """The files with those that they name, in the order in which they take their places."""
+    named = {each.name: each for file in files for each in file.beside}
+    return [*named.values(), *files]
+
+
+def problems_among(
+    files: Sequence[SpecFile], folder: Mapping[str, TableSpec], rollups: Container[str] = ()
+) -> list[ValidationError]:
+    """What speaks against the files as a set, beside the specs that stay in the folder.
+
+    Args:
+        files: to be applied.
+        folder: by file name, valid specs of the folder now.
+        rollups: names of rollups.
+    """
+    found: list[ValidationError] = []
+    stays = {name: spec for name, spec in folder.items() if name not in {f.name for f in files}}
+    owners = {spec.name: name for name, spec in stays.items()}
+    tables: dict[str, str] = {}
+    names: set[str] = set()
+    applied: dict[str, TableSpec] = {}
+    for file in files:
+        if file.name in names:
+            found.append(ValidationError("is given twice; rename one", path=file.name))
+        names.add(file.name)
+        if file.spec is None:
+            continue
+        table = file.spec.name
+        other = tables.get(table) or owners.get(table)
+        if other is not None:
+            found.append(
+                ValidationError(
+                    f"table {table} is defined in {other} already; apply it under that name, or "
+                    "remove one",
+                    path=f"{file.name}: name",
+                )
+            )
+        else:
+            applied[file.name] = file.spec
+        tables.setdefault(table, file.name)
+    every = {**owners, **tables}
+    views = {f"{table}{EXACT_SUFFIX}": table for table in every}
+    stored = {
+        f"{spec.schema}.{spec.stored_table}": spec.name
+        for spec in (*stays.values(), *applied.values())
+        if spec.header
+    }
+    for what, made in (("view", views), ("table of all lines", stored)):
+        found += [
+            ValidationError(
+                f"{table} is the name of the {what} that table {made[table]} of {every[made[table]]} gets; "
+                "rename one",
+                path=f"{name}: name",
+            )
+            for table, name in tables.items()
+            if table in made
+        ]
+    clashes = name_clashes({**stays, **applied}, rollups)
+    found += [in_file(c.file, c.error) for c in clashes if c.file in applied or c.other in applied]
+    return [*found, *_problems_beside(files)]
+
+
+def _problems_beside(files: Sequence[SpecFile]) -> Iterator[ValidationError]:
+    """Files of one name that several specs bring, and that differ."""
+    brought: dict[str, tuple[str, bytes]] = {}
+    for file in files:
+        for each in file.beside:
+            first, text = brought.setdefault(each.name, (file.name, each.text))
+            if text != each.text:
+                yield ValidationError(
+                    f"{each.name} is another file than that of {first}; rename one",
+                    path=f"{file.name}: typed.json_schema",
+                )
+
+
+def problems_with_journals(
+    spec: TableSpec, journals: Sequence[JournalSpec], at: datetime
+) -> list[ValidationError]:
+    """What speaks against a spec over `journals`, which its selector matches.
+
+    Args:
+        spec: the spec.
+        journals: specs of the journals.
+        at: a time that postfixes are tried with.
+    """
+    if not journals:
+        return [
+            ValidationError(
+                f"{spec.selector!r} matches no journal: correct it (`gazctl journals list -l …` "
+                "tries one), or make the journals first",
+                path="selector",
+            )
+        ]
+    found: list[ValidationError] = []
+    for journal in journals:
+        if len(found) < _JOURNALS_TOLD_MAX:
+            found += _told("selector", partial(_require_readable, journal))
+    try:
+        layout = expected_layout(journals, at)
+    except GazetteError as err:
+        return [*found, ValidationError(str(err), path="selector")]
+    return found + _told("partitions", lambda: partition_columns(spec, layout))
+
+
+def _require_readable(journal: JournalSpec) -> None:
+    require_codec(journal.name, journal.fragment.codec)
+    if not journal.fragment.stores:
+        raise LakeError(
+            f"{journal.name} has no fragment store, so no engine can read it: give it one under "
+            "`fragment.stores` of the journal's spec"
+        )
+
+
+def problems_with_table(
+    spec: TableSpec,
+    journals: Sequence[JournalSpec],
+    existing: HiveTable | None,
+    *,
+    roots: StoreRoots,
+    at: datetime,
+) -> list[ValidationError]:
+    """What keeps the table that exists from becoming its spec, if there is one."""
+    if existing is None:
+        return []
+
+    def evolve() -> None:
+        text = existing.parameters.get(LAYOUT)
+        layout = Layout.parse(text) if text is not None else expected_layout(journals, at)
+        location = existing.location or expected_location(journals, layout, roots)
+        evolved_table(existing, table_definition(spec, layout, location))
+
+    return _told("columns", evolve)
+
+
+def problems_with_data(
+    spec: TableSpec, samples: Iterable[tuple[str, bytes]]
+) -> list[ValidationError]:
+    """Why none of `samples`, by what they are of, fits the spec; nothing if one does, or none is.
+
+    Of a sample without records nothing can be said, so it is none.
+    """
+    error: SchemaMismatch | None = None
+    for where, content in samples:
+        if not content.strip():
+            continue
+        try:
+            check_sample(spec, content, where)
+        except SchemaMismatch as err:
+            error = error or err
+        else:
+            return []
+    return [] if error is None else [ValidationError(str(error), path="columns")]
+
+
+def _told(path: str, work: Callable[[], object]) -> list[ValidationError]:
+    try:
+        work()
+    except GazetteError as err:
+        is_placed = isinstance(err, ValidationError) and err.path
+        return [ValidationError(str(err), path="" if is_placed else path)]
+    return []
+
+
+def put_files(files: Iterable[FolderFile], folder: Path) -> list[str]:
+    """Put the changed files into the folder, which is made if need be.
+
+    Each takes its place at once, and is on disk before. Files that are read meanwhile are either the
+    old or the new one; a crash leaves some of either, and the same call again finishes.
+
+    Returns: names of those that changed.
+    Raises: OSError: the folder or a file cannot be written; says which.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    put: list[str] = []
+    for file in files:
+        if not file.is_changed:
+            continue
+        # A name with a dot is none that sensors read.
+        handle, path = tempfile.mkstemp(prefix=f".{file.name}.", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as out:
+                out.write(file.text)
+                out.flush()
+                os.fsync(out.fileno())
+            Path(path).chmod(0o644)
+            Path(path).replace(folder / file.name)
+        except OSError:
+            Path(path).unlink(missing_ok=True)
+            raise
+        put.append(file.name)
+    if put:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    return put
+
+
+def entries_of(session: MetastoreSession, name: str) -> list[HiveTable]:
+    """Return what the metastore has of the raw table `name`, in whichever form: views first, then the table."""
+    schema, _, table = name.partition(".")
+    stored = {name, f"{name}{LINES_SUFFIX}"}
+    names = (table, f"{table}{EXACT_SUFFIX}", f"{table}{LINES_SUFFIX}")
+    found = [entry for each in names if (entry := session.table(schema, each)) is not None]
+    own = [
+        entry
+        for entry in found
+        if entry.parameters.get(VIEW_OF) in stored or entry.parameters.get(TABLE) == name
+    ]
+    return sorted(own, key=lambda entry: VIEW_OF not in entry.parameters)
+
+
+def stored_entry(entries: Sequence[HiveTable]) -> HiveTable | None:
+    """Return the entry with the Hive partitions; None if there is none."""
+    return next((entry for entry in entries if LAYOUT in entry.parameters), None)
+
+
+def held_states(session: MetastoreSession, table: HiveTable) -> list[PartitionState]:
+    """Return the accounts of all Hive partitions of a table, or of one without.
+
+    Raises: LakeError: they cannot be read.
+    """
+    holders = session.partitions(table) if table.partition_columns else [table]
+    return [PartitionState.from_parameters(each.parameters) for each in holders]
+
+
+class HeldNow(NamedTuple):
+    """What brokers hold of a journal."""
+
+    begin: int
+    """The first offset that they list."""
+    head: int
+    created: int = 0
+    """Which journal it is (`protocol.identity`)."""
+
+
+def why_missed(states: Sequence[PartitionState], held: Mapping[str, HeldNow]) -> str:
+    """Return why rows would be missed if a table were made again; empty if none would.
+
+    Args:
+        states: accounts of its Hive partitions.
+        held: by journal that exists, what brokers hold of it.
+    """
+    for state in states:
+        if not state.ranges:
+            continue
+        now = held.get(state.journal)
+        if now is None:
+            return f"its rows of {state.journal} would be gone, because that journal is"
+        if is_another(state.created, now.created) or state.ranges[-1][1] > now.head:
+            return (
+                f"its rows of {state.journal} would be gone, because that journal was deleted and made again since (if it "
+                f"holds what it held, `gazctl lake repair --same {state.journal}` says so)"
+            )
+        if state.ranges[0][0] < now.begin:
+            return f"its rows of {state.journal} before offset {now.begin} would be gone, because brokers list none of them"
+    return ""
+
+
+def drop_entries(session: MetastoreSession, entries: Sequence[HiveTable]) -> None:
+    """Drop the entries of a table while no sensor changes it. Idempotent; files stay."""
+    for entry in entries:
+        with session.accounts_lock(entry.database, entry.name) as lock:
+            lock.require()
+            session.drop_table(entry.database, entry.name)
+
+
+@final
+class Cutover:
+    """Copies fragments between the stores of their journals.
+
+    Args:
+        storage: reaches the files.
+        roots: where stores lie for engines.
+        stores: URLs of the stores in each journal's spec.
+    """
+
+    def __init__(
+        self, storage: Storage, roots: StoreRoots, stores: Mapping[str, Sequence[str]]
+    ) -> None:
+        self._storage = storage
+        self._roots = roots
+        self._stores = stores
+
+    def bring(self, table: str, key: str, fragment: Fragment, location: str) -> None:
+        """Have the file of `fragment` at `location`, that of its Hive partition. Idempotent.
+
+        Args:
+            table: its name, for messages.
+            key: of the Hive partition, for messages.
+
+        Raises: PartitionConflict: no store of the journal has its directory there. StoreError: the
+            file cannot be copied; it is tried again.
+        """
+        directory = directory_of(fragment)
+        found = self._roots.location(fragment.backing_store, directory)
+        if is_same_location(found, location):
+            return
+        target = self._store_at(fragment, directory, location)
+        if target is None:
+            require_location(table, key, location, found)
+            return
+        path = fragment.content_path
+        source = self._storage.files(fragment.backing_store)
+        size = source.size(path)
+        if target.exists(path) and target.size(path) == size:
+            return
+        target.take(source, path)
+        if target.size(path) != size:
+            raise StoreError(
+                f"the copy of {path} at {location} has another size; it is tried again"
+            )
+
+    def _store_at(self, fragment: Fragment, directory: str, location: str) -> StoreFiles | None:
+        for store in self._stores.get(fragment.journal, ()):
+            try:
+                place = self._roots.location(store, directory)
+            except GazetteError:
+                continue  # a folder that only brokers know
+            if is_same_location(place, location):
+                return self._storage.files(store)
+        return None
+
+
+_BATCH: Final = 100
+
+
+def adopt_journals(
+    session: MetastoreSession,
+    table: HiveTable,
+    created: Mapping[str, int],
+    *,
+    is_dry_run: bool = False,
+) -> int:
+    """Have accounts belong to the journals that have the names now. Idempotent.
+
+    Args:
+        table: as the metastore has it.
+        created: by name, which journals there are.
+        is_dry_run: change nothing.
+
+    Returns: how many accounts belonged to others, or did not say.
+    Raises: GazetteError: the metastore cannot be reached; what was done before is found done.
+    """
+    if not table.partition_columns:
+        return _adopt_table(session, table, created, is_dry_run=is_dry_run)
+    keys = [column.name for column in table.partition_columns]
+    names = [
+        partition_name(keys, one.values)
+        for one in session.partitions(table)
+        if _adopted(one.parameters, created) is not None
+    ]
+    for start in range(0, 0 if is_dry_run else len(names), _BATCH):
+        with session.accounts_lock(table.database, table.name) as lock:
+            changed: list[HivePartition] = []
+            for one in session.partitions_named(table, names[start : start + _BATCH]):
+                parameters = _adopted(one.parameters, created)
+                if parameters is not None:
+                    changed.append(replace(one, parameters=parameters))
+            if changed:
+                lock.require()
+                session.alter_partitions(table, changed)
+    return len(names)
+
+
+def _adopt_table(
+    session: MetastoreSession, table: HiveTable, created: Mapping[str, int], *, is_dry_run: bool
+) -> int:
+    with session.accounts_lock(table.database, table.name) as lock:
+        current = session.table(table.database, table.name)
+        if current is None:
+            raise LakeError(f"table {table.full_name} was dropped meanwhile")
+        parameters = _adopted(current.parameters, created)
+        if parameters is None:
+            return 0
+        if not is_dry_run:
+            lock.require()
+            session.alter_table(replace(current, parameters=parameters))
+    return 1
+
+
+def _adopted(parameters: Mapping[str, str], created: Mapping[str, int]) -> dict[str, str] | None:
+    """Parameters whose account belongs to the journal of now; None: it does, or holds nothing."""
+    state = PartitionState.from_parameters(parameters)
+    now = created.get(state.journal, 0)
+    is_theirs = state.created and not is_another(state.created, now)
+    if not now or not state.ranges or is_theirs:
+        return None
+    return state.created_again(now).within(parameters)

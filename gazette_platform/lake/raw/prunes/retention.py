@@ -1,0 +1,193 @@
+"""What a prune took from the accounts of a Hive partition: decided purely.
+
+Brokers never say that something was pruned: they list it no more. So does a store that is not mounted, or
+another one in its place, and then nothing may be forgotten. Each part of the evidence is required:
+
+| brokers list in the partition's directory | its files, as this process sees them | proof of the store | verdict |
+|---|---|---|---|
+| all that the accounts hold | not looked at | not needed | keep |
+| less, or nothing | cannot be listed | | doubt |
+| less, or nothing | one that brokers do not list, or not one that they do | | wait: a listing is older |
+| less, or nothing | just those | no | doubt |
+| less | just those | yes | shrink |
+| nothing | none | yes | empty |
+
+The *proof* is a fragment in the same store that was registered at an earlier tick, that brokers still list, and
+whose file exists. It lies after all that is gone, since a prune leaves the end of a journal. And brokers
+listed it without a break: where they once listed nothing of what was registered, that may have been a store that went
+away, and what was stored since proves nothing about what was before. Nor does what is stored once more: brokers keep
+their copies for some minutes after the primary stored a fragment, and store it again if they find nothing.
+
+Accounts that were emptied stay until Dagster has the event; then their Hive partition is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, final
+
+from gazette_platform.lake.raw.planning import subtract
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from gazette_platform.lake.raw.partition_state import PartitionState
+    from gazette_platform.lake.raw.planning import JournalCursor, Page
+    from gazette_platform.protocol import Fragment
+
+# A broker notes its own time when it stores a fragment; a listing has the store's.
+_SKEW_S: Final = 60
+
+Verdict = Literal["keep", "wait", "doubt", "shrink", "empty"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Fragments' files in the directory of a Hive partition, as this process sees them now."""
+
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By name: begin and end."""
+    problem: str = ""
+    """Why they could not be listed; then nothing is known of them."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Brokers listed nothing any more of what had been registered."""
+
+    offset: int
+    """Up to here."""
+    stored_at: int | None = None
+    """Unix seconds at which the last of it had been stored; None: not known."""
+
+    def is_of_before(self, fragment: Fragment) -> bool:
+        """Whether a fragment that is listed was stored before, as far as is known."""
+        is_stored = bool(fragment.backing_store)
+        return self.stored_at is None or (is_stored and not _is_later(fragment, self.stored_at))
+
+    def joined(self, other: Break) -> Break:
+        """Join both; one of them has not been mended yet."""
+        times = [b.stored_at for b in (self, other) if b.stored_at is not None]
+        return Break(max(self.offset, other.offset), min(times, default=None))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known of a journal beside the directory in question."""
+
+    proof: Fragment | None = None
+    """A fragment in the store in question which was registered at an earlier tick, is listed, and whose file
+    exists; the furthest one."""
+    first: int | None = None
+    """Begin of the first fragment that brokers list; None: they list none, or one that was stored after a break."""
+    broken_at: int | None = None
+    """Brokers once listed nothing of what had been registered up to here; None: they always did."""
+    is_confirmed: bool = False
+    """Whether a person says that it was a prune, so that no proof of the store is needed."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What is to become of the accounts of a Hive partition."""
+
+    verdict: Verdict
+    kept: tuple[Fragment, ...] = ()
+    """Of the verdict `shrink`: what the accounts are to hold."""
+    lost: tuple[tuple[int, int], ...] = ()
+    reason: str = ""
+    """Of `doubt` and `wait`, in words."""
+
+
+def is_emptied(state: PartitionState) -> bool:
+    """Whether a prune took all that was in a Hive partition. A new one holds nothing of no journal."""
+    return bool(state.journal) and not state.ranges
+
+
+def is_broken(cursor: JournalCursor, pages: Iterable[Page]) -> bool:
+    """Whether brokers list nothing any more of what was registered up to the cursor, as far as was asked.
+
+    Or the last of it, but as stored once more.
+
+    Args:
+        cursor: before the tick.
+        pages: what was listed since; none: brokers were not asked.
+    """
+    shown = list(pages)
+    if not cursor.offset or cursor.last is None or not shown:
+        return False
+    before = [f for page in shown for f in page.fragments if f.begin < cursor.offset]
+    if not before or cursor.stored_at is None:
+        return not before
+    newest = [f for f in before if (f.begin, f.end) == (cursor.last, cursor.offset)]
+    return any(f.backing_store and _is_later(f, cursor.stored_at) for f in newest)
+
+
+def _is_later(fragment: Fragment, stored_at: int) -> bool:
+    return fragment.mod_time > stored_at + _SKEW_S
+
+
+def pruned_front(first: Fragment | None, state: PartitionState) -> bool:
+    """Whether the first Hive partition of a journal holds bytes before the first fragment listed."""
+    return first is not None and bool(state.ranges) and state.ranges[0][0] < first.begin
+
+
+def lost_ranges(state: PartitionState, here: Iterable[Fragment]) -> list[tuple[int, int]]:
+    """Bytes of the accounts that brokers list no stored fragment of in the partition's directory."""
+    return subtract(state.ranges, [(f.begin, f.end) for f in here])
+
+
+def judge(
+    state: PartitionState,
+    here: Sequence[Fragment],
+    local: Collection[tuple[int, int]],
+    files: Files,
+    evidence: Evidence,
+) -> Judgement:
+    """What is to become of the accounts of one Hive partition.
+
+    Args:
+        state: the accounts.
+        here: stored fragments that brokers list in its directory, and that hold bytes of it.
+        local: begin and end of what brokers list as not stored yet, in any directory.
+        files: in its directory, that hold bytes of it.
+        evidence: about its journal, and its store.
+    """
+    lost = tuple(lost_ranges(state, here))
+    if not lost:
+        return Judgement("keep")
+    if any(low < end and begin < high for low, high in lost for begin, end in local):
+        return Judgement("wait", lost=lost, reason="brokers hold them, and are about to store them")
+    if files.problem:
+        return Judgement("doubt", lost=lost, reason=files.problem)
+    names = {f.content_name for f in here}
+    if names != files.spans.keys():
+        reason = "its files are not those that brokers list: wait for their next refresh"
+        return Judgement("wait", lost=lost, reason=reason)
+    doubt = "" if evidence.is_confirmed else _doubt(evidence, lost)
+    if doubt:
+        return Judgement("doubt", lost=lost, reason=doubt)
+    kept = tuple(f for f in here if state.covers(f.begin, f.end))
+    return Judgement("shrink" if kept else "empty", kept, lost)
+
+
+def _doubt(evidence: Evidence, lost: Sequence[tuple[int, int]]) -> str:
+    """Why what is gone may not have been pruned; empty: it was."""
+    broken_at = evidence.broken_at
+    is_before = broken_at is not None and lost[0][0] < broken_at
+    if is_before and (evidence.first is None or evidence.first >= (broken_at or 0)):
+        return (
+            f"brokers list nothing any more of what was registered up to offset {broken_at}, as if the store "
+            "had gone, or were another one"
+        )
+    if evidence.proof is None:
+        return "nothing that was registered in its store before is there any more"
+    if lost[-1][1] > evidence.proof.begin:
+        return (
+            f"the journal ends at {evidence.proof.end} by now, before bytes that were registered: was it recreated, "
+            "or is its store another one?"
+        )
+    return ""

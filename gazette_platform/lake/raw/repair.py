@@ -1,0 +1,494 @@
+"""Moving covered files out of raw tables, to ``<store root>/.covered/<journal>/…``.
+
+A file is moved only if brokers do not list it, the exact view leaves it out, and files that brokers
+list, that are registered and that exist right now hold the same bytes. All of that is looked at
+again, and the bytes are compared, immediately before. Nothing is deleted, so a move can be undone by
+hand. Outside of a journal's folder brokers do not list a file again, and engines skip its name.
+
+In a folder of this machine that is a rename. Object stores have none: there a file is copied, and
+removed when the copy exists. If that ends in the middle the file is where it was, and a copy is left
+over; the accounts, which came first, name the file until it is gone, so that audits find it again. What
+this process may not write is left as it is: the check stays red and the exact view right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
+from gazette_platform.lake.raw.listing import JournalFiles, journal_files
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.planning import JournalCursor, directory_of
+from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN, FragmentContent
+from gazette_platform.lake.reading.segments import Span, chain
+from gazette_platform.lake.reading.storage import Storage
+from gazette_platform.lake.spec.layout import PartitionColumn, partition_key
+from gazette_platform.protocol import parse_fragment_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gazette_platform.hive import HeldLock, HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.lake.reading.findings import Finding
+    from gazette_platform.lake.reading.source import FragmentSource
+    from gazette_platform.lake.spec.layout import StoreRoots
+    from gazette_platform.protocol import Fragment
+
+COVERED = ".covered"
+_LISTED_MAX = 1000
+# Of as many fragments, in one journal.
+_ROUNDS_MAX = 4
+_PAGES_MAX = 32
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairLimits:
+    """Bounds of the repair of one table in one tick; the rest is left for the next."""
+
+    files_max: int = 50
+    content_bytes_max: int = 256 << 20
+    """Decompressed bytes to compare; one larger file alone is allowed."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedFile:
+    """A file that was moved, and what is left in its Hive partition."""
+
+    finding: Finding
+    key: str
+    """Of the Hive partition."""
+    target: str
+    rows: int
+    state: PartitionState
+
+
+@final
+@dataclass(slots=True)
+class Repair:
+    """What one repair did."""
+
+    moved: list[MovedFile] = field(default_factory=list)
+    waiting: dict[str, str] = field(default_factory=dict)
+    """By path: why a file is not moved now; it is looked at again."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """By path: why a file is not to be moved at all."""
+    content_bytes: int = 0
+
+
+class _NoTime(Exception):
+    """Comparing files was given up."""
+
+
+def _never() -> bool:
+    return False
+
+
+@final
+class Repairer:
+    """Moves covered files of raw tables. Holds no state and no connections.
+
+    Args:
+        source: lists fragments.
+        roots: where fragment stores lie.
+        limits: bounds of one call.
+    """
+
+    def __init__(
+        self, source: FragmentSource, roots: StoreRoots, limits: RepairLimits | None = None
+    ) -> None:
+        self._source = source
+        self._roots = roots
+        self._limits = limits or RepairLimits()
+        self._content = FragmentContent(source)
+        self._storage = Storage(roots)
+
+    def repair(
+        self,
+        session: MetastoreSession,
+        table: HiveTable,
+        findings: Sequence[Finding],
+        cursors: Mapping[str, JournalCursor],
+        *,
+        is_over: Callable[[], bool] = _never,
+    ) -> Repair:
+        """Move the files that `findings` name, as far as they are covered. Idempotent.
+
+        Args:
+            session: the metastore, for the accounts of the Hive partitions.
+            table: the table.
+            findings: of overlaps; each is checked again.
+            cursors: by journal, how far it is registered.
+            is_over: whether time is up; what is left is looked at again.
+
+        Raises: GazetteError: the metastore cannot be reached.
+        """
+        repair = Repair()
+        targets = [f for f in findings if f.excluded]
+        for journal in dict.fromkeys(f.journal for f in targets):
+            if is_over():
+                break
+            mine = [f for f in targets if f.journal == journal]
+            try:
+                cursor = cursors.get(journal, JournalCursor())
+                self._repair_journal(session, table, mine, cursor, repair, is_over)
+            except (StatusError, TransportError) as err:
+                # Brokers cannot list it right now; what was moved before is reported all the same.
+                repair.waiting |= {f.path: f"it is not moved now: {err}" for f in mine}
+        return repair
+
+    def _repair_journal(  # noqa: PLR0917
+        self,
+        session: MetastoreSession,
+        table: HiveTable,
+        targets: Sequence[Finding],
+        cursor: JournalCursor,
+        repair: Repair,
+        is_over: Callable[[], bool],
+    ) -> None:
+        left = sorted(targets, key=lambda f: f.since)
+        for _ in range(_ROUNDS_MAX):
+            if not left:
+                return
+            now, reach = self._look(left, cursor)
+            # What begins after the last fragment listed is for the next round.
+            within = [f for f in left if reach is None or f.end <= reach] or left[:1]
+            left = [f for f in left if f not in within]
+            if not self._repair_within(session, table, within, now, repair, is_over):
+                return
+
+    def _look(self, targets: Sequence[Finding], cursor: JournalCursor) -> tuple[_Now, int | None]:
+        """Return files and listings around `targets`, and up to which offset; None: to the end."""
+        journal = targets[0].journal
+        listed = self._source.fragments(journal, targets[0].since, _LISTED_MAX)
+        reach = listed[-1].end if len(listed) >= _LISTED_MAX else None
+        end = max(f.end for f in targets)
+        listed = [f for f in listed if f.backing_store]
+        stores = dict.fromkeys(f.backing_store for f in listed)
+        # A file lies where the finding says, in one of the stores.
+        places = [(store, f.directory) for f in targets for store in stores]
+        places += [(f.backing_store, directory_of(f)) for f in listed if f.begin < end]
+        now = _Now(
+            journal_files(self._storage, journal, places),
+            {(directory_of(f), f.content_name): f for f in listed},
+            cursor,
+        )
+        return now, reach
+
+    def _repair_within(  # noqa: PLR0917
+        self,
+        session: MetastoreSession,
+        table: HiveTable,
+        targets: Sequence[Finding],
+        now: _Now,
+        repair: Repair,
+        is_over: Callable[[], bool],
+    ) -> bool:
+        """Returns: whether there is time for more."""
+        for target in targets:
+            if is_over() or len(repair.moved) >= self._limits.files_max:
+                return False
+            place = (target.directory, target.excluded)
+            if place not in now.files.fragments:
+                continue  # gone, or not on this machine
+            if place in now.listed:
+                repair.waiting[target.path] = (
+                    "brokers serve reads from this file, so it is left where it is"
+                )
+                continue
+            covers = now.covers(target)
+            if not covers:
+                continue
+            cost = sum(f.content_length for f in covers) + target.end - target.begin
+            budget = self._limits.content_bytes_max
+            if repair.content_bytes and repair.content_bytes + cost > budget:
+                return False
+            is_first = not repair.content_bytes
+            repair.content_bytes += cost
+            fragment = _fragment(target, now.files.stores[place])
+            rows = self._rows_of_twin(fragment, target, covers, repair, is_over, is_first=is_first)
+            if rows is not None:
+                with session.accounts_lock(table.database, table.name) as lock:
+                    accounts = _Accounts.read(session, table, target, lock)
+                    self._move(accounts, fragment, rows, covers, now, repair)
+        return True
+
+    def _rows_of_twin(
+        self,
+        fragment: Fragment,
+        target: Finding,
+        covers: Sequence[Fragment],
+        repair: Repair,
+        is_over: Callable[[], bool],
+        *,
+        is_first: bool,
+    ) -> int | None:
+        """Rows of the file, if `covers` hold the same bytes; None: `repair` has the reason."""
+        files = self._storage.files(fragment.backing_store)
+        try:
+            files.check_movable(target.path)
+        except StoreError as err:
+            repair.waiting[target.path] = f"it cannot be moved, because {err}"
+            return None
+        try:
+            rows, own = self._digest([fragment], fragment, is_over)
+            _, others = self._digest(covers, fragment, is_over)
+        except _NoTime:
+            reason = (
+                "it is not moved, because comparing it with the files that cover it takes longer than a tick "
+                "has: `gazctl lake repair` does"
+            )
+            # What had all of a repair's time is not tried at each of them.
+            (repair.refused if is_first else repair.waiting)[target.path] = reason
+            return None
+        except DataError as err:
+            repair.refused[target.path] = f"it is not moved: {err}"
+            return None
+        except LakeError as err:  # a file went away meanwhile
+            repair.waiting[target.path] = f"it is not moved now: {err}"
+            return None
+        if own != others:
+            repair.refused[target.path] = (
+                "it is not moved, because it holds other bytes than the files that cover it, as "
+                "after replicas were lost: compare them, and keep what is right"
+            )
+            return None
+        return rows
+
+    def _move(  # noqa: PLR0917
+        self,
+        accounts: _Accounts,
+        fragment: Fragment,
+        rows: int,
+        covers: Sequence[Fragment],
+        now: _Now,
+        repair: Repair,
+    ) -> None:
+        target = accounts.target
+        place = (target.directory, target.excluded)
+        beside = self._beside(target, accounts.state)
+        if beside is None:
+            repair.waiting[target.path] = (
+                f"it is not moved, because {target.directory} holds more fragments than are looked "
+                "through for whether its rows were counted: give the journal a path postfix"
+            )
+            return
+        state = accounts.without(fragment, rows, now.files.sizes[place], now, beside)
+        # First the accounts: if this ends here, the next time finds them done. Of a store that takes its time
+        # for it, and that audits do not list, they say what was begun.
+        here = now.files.fragments
+        left = tuple(n for n in state.moving if (place[0], n) in here and n != place[1])
+        is_begun = place[1] in state.moving
+        is_local = self._storage.is_local(fragment.backing_store)
+        begun = left if is_local else (*left, place[1])
+        state = replace(state, moving=left)
+        accounts.write(replace(state, moving=begun))
+        try:
+            moved = self._put_aside(fragment.backing_store, target, covers, is_begun=is_begun)
+        except (LakeError, StoreError) as err:
+            # If this fails, too, the next time finds the accounts done and the file to be moved.
+            with suppress(LakeError):
+                accounts.write(replace(accounts.state, moving=begun))
+            repair.waiting[target.path] = f"it is not moved now: {err}"
+            return
+        if not is_local:
+            with suppress(LakeError):  # else it is named for longer than need be
+                accounts.write(state)
+        del now.files.fragments[place]
+        repair.moved.append(
+            MovedFile(finding=target, key=accounts.key, target=moved, rows=rows, state=state)
+        )
+
+    def _beside(self, target: Finding, state: PartitionState) -> list[Fragment] | None:
+        """What brokers list, and the accounts hold, in the directory of `target`; None: too much.
+
+        Raises: StatusError, TransportError: brokers cannot list it.
+        """
+        found: list[Fragment] = []
+        begin = state.ranges[0][0] if state.ranges else 0
+        end = state.ranges[-1][1] if state.ranges else 0
+        for _ in range(_PAGES_MAX):
+            page = self._source.fragments(target.journal, begin, _LISTED_MAX)
+            found += [
+                f
+                for f in page
+                if f.backing_store
+                and directory_of(f) == target.directory
+                and state.covers(f.begin, f.end)
+            ]
+            if len(page) < _LISTED_MAX or page[-1].begin >= end:
+                return found
+            begin = page[-1].begin + 1
+        return None
+
+    def _put_aside(
+        self, store: str, target: Finding, covers: Sequence[Fragment], *, is_begun: bool
+    ) -> str:
+        """Move the file of `target` to where engines and brokers do not look. Returns: where it is.
+
+        Args:
+            is_begun: whether another repair may have copied it, and did not end.
+
+        Raises: LakeError: one of `covers` is gone; the file stays. StoreError: the store refuses.
+        """
+        files = self._storage.files(store)
+        hidden, number = f"{COVERED}/{target.path}", 1
+        while files.exists(hidden):  # moved once before, and restored
+            if is_begun and files.size(hidden) == files.size(target.path):
+                break  # copied, by a repair that did not end
+            number += 1
+            hidden = f"{COVERED}/{target.path}~{number}"
+        self._require(covers)
+        files.move(target.path, hidden)
+        try:
+            self._require(covers)
+        except (LakeError, StoreError):
+            files.move(hidden, target.path)
+            raise
+        return files.text(hidden)
+
+    def _require(self, covers: Sequence[Fragment]) -> None:
+        for cover in covers:
+            files = self._storage.files(cover.backing_store)
+            if not files.exists(cover.content_path):
+                raise LakeError(f"file {files.text(cover.content_path)}, which covers it, has gone")
+
+    def _digest(
+        self, fragments: Sequence[Fragment], wanted: Fragment, is_over: Callable[[], bool]
+    ) -> tuple[int, bytes]:
+        """Rows and digest of the bytes of `wanted`, read from `fragments`, which hold them all.
+
+        Raises: LakeError: a file is gone. DataError: one is damaged, or shorter than its name says. _NoTime.
+        """
+        digest = hashlib.sha1(usedforsecurity=False)
+        rows, at, last = 0, wanted.begin, b"\n"
+        for fragment in fragments:
+            location = self._roots.location(fragment.backing_store, directory_of(fragment))
+            offset = fragment.begin
+            for block in self._content.blocks(fragment, location):
+                piece = memoryview(block)[max(0, at - offset) :][: wanted.end - at]
+                offset += len(block)
+                if offset <= at or not piece:
+                    continue
+                digest.update(piece)
+                rows += bytes(piece).count(b"\n")
+                last = bytes(piece[-1:])
+                at += len(piece)
+                if COUNTED_BYTES_MIN <= at - wanted.begin < wanted.content_length and is_over():
+                    raise _NoTime
+            if offset != fragment.end:
+                raise DataError(
+                    f"{fragment.content_path} holds {offset - fragment.begin} bytes where its name "
+                    f"says {fragment.content_length}"
+                )
+        return rows + (last != b"\n"), digest.digest()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """A journal right now: its files, and what brokers list."""
+
+    files: JournalFiles
+    listed: Mapping[tuple[str, str], Fragment]
+    cursor: JournalCursor
+
+    def covers(self, target: Finding) -> list[Fragment]:
+        """Listed, registered fragments, with their files, that hold all bytes of `target`."""
+        standing = [
+            Span(f.begin, f.end, *place, is_listed=True)
+            for place, f in self.listed.items()
+            if place in self.files.fragments and not self.cursor.wants(f)
+        ]
+        found = chain(standing, target.begin, target.end)
+        return [self.listed[s.directory, s.name] for s in found]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Accounts:
+    """The accounts of the Hive partition of one file, and where they are kept."""
+
+    session: MetastoreSession
+    table: HiveTable
+    target: Finding
+    state: PartitionState
+    partition: HivePartition | None
+    lock: HeldLock
+
+    @classmethod
+    def read(
+        cls, session: MetastoreSession, table: HiveTable, target: Finding, lock: HeldLock
+    ) -> _Accounts:
+        # It may have got columns since, and what is written back must have them, too.
+        table = session.table(table.database, table.name) or table
+        if not table.partition_columns:
+            state = PartitionState.from_parameters(table.parameters)
+            return cls(session, table, target, state, None, lock)
+        found = session.partitions_of(table, [target.values]).get(target.values)
+        parameters = found.parameters if found is not None else {}
+        state = PartitionState.from_parameters(parameters)
+        return cls(session, table, target, state, found, lock)
+
+    @property
+    def key(self) -> str:
+        """The key of the Hive partition."""
+        columns = [
+            PartitionColumn(key=c.name, column=c.name, type=c.type)
+            for c in self.table.partition_columns
+        ]
+        return partition_key(columns, self.target.values)
+
+    def without(
+        self,
+        fragment: Fragment,
+        rows: int,
+        stored_bytes: int,
+        now: _Now,
+        beside: Sequence[Fragment],
+    ) -> PartitionState:
+        """The accounts without `fragment`, if they counted it beside what brokers list.
+
+        Args:
+            beside: all that brokers list of its directory and the accounts hold. What these counted
+                beyond it was of files that others cover.
+        """
+        if not self.state.covers(fragment.begin, fragment.end):
+            return self.state  # such as one that brokers only ever listed elsewhere
+        more = self.state.fragments - len(beside)
+        more_bytes = self.state.content_bytes - sum(f.content_length for f in beside)
+        is_counted = (
+            more_bytes == fragment.content_length
+            if more == 1
+            else more > 1 and more_bytes > fragment.content_length
+        )
+        if not is_counted:
+            return self.state
+        left = [
+            span
+            for (directory, name), span in now.files.fragments.items()
+            if directory == self.target.directory and name != self.target.excluded
+        ]
+        return self.state.without(
+            fragment.begin, fragment.end, rows=rows, stored_bytes=stored_bytes, left=left
+        )
+
+    def write(self, state: PartitionState) -> None:
+        self.lock.require()
+        if self.partition is not None:
+            parameters = state.within(self.partition.parameters)
+            partition = replace(self.partition, parameters=parameters)
+            self.session.alter_partitions(self.table, [partition])
+        elif not self.table.partition_columns:
+            parameters = state.within(self.table.parameters)
+            self.session.alter_table(replace(self.table, parameters=parameters))
+
+
+def _fragment(target: Finding, store: str) -> Fragment:
+    parsed = parse_fragment_path(target.journal, target.excluded)
+    postfix = target.directory[len(target.journal) + 1 :]
+    return replace(parsed, backing_store=store, path_postfix=postfix)

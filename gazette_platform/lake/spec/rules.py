@@ -1,0 +1,176 @@
+"""Rules that specs of raw tables, of rollups and of typed tables share: names, times, sizes, how many errors are reported."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from gazette_platform.errors import ValidationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+TABLE_CHARACTERS_MAX: Final = 127
+"""Of each part of a table's name."""
+
+COLUMNS_MAX: Final = 2000
+"""Of a table."""
+
+SPEC_BYTES_MAX: Final = 1 << 20
+"""Of a table's spec, and of a file that it names."""
+
+EXACT_SUFFIX: Final = "_exact"
+"""Behind a raw table's name: the view of it in which no row is twice."""
+
+LINES_SUFFIX: Final = "_lines"
+"""Behind the name of a raw table of CSV with headers: the table of all lines, which its views leave headers out of."""
+
+QUARANTINE_SUFFIX: Final = "_quarantine"
+"""Behind a typed table's name: the table of records that are not rows of it."""
+
+KEY_CHARACTERS_MAX: Final = 256
+"""Of a key of records."""
+
+DURATION_EXAMPLE: Final = "a duration with its unit, such as `90m` or `24h`"
+
+ERRORS_MAX: Final = 100
+"""Most errors that are reported of one spec."""
+
+# Of a file in the same folder: no path, and none that is hidden.
+_JSON_FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.json\Z")
+_COLUMN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}\Z")
+_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*\Z")
+# Of each field of a cron line: the least and the greatest number.
+_CRON_FIELDS = (
+    ("minute", 0, 59),
+    ("hour", 0, 23),
+    ("day", 1, 31),
+    ("month", 1, 12),
+    ("weekday", 0, 7),
+)
+_CRON_CHARACTERS_MAX = 200
+# Of the months, in a leap year.
+_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_CRON_ITEM = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?\Z")
+# Dagster looks once a minute or so.
+_FRESH_MIN_S: Final = 120
+
+
+def is_sql_name(text: str, characters_max: int = TABLE_CHARACTERS_MAX) -> bool:
+    """Whether the text can be a name in lower case, such as that of a schema.
+
+    >>> is_sql_name("by_day"), is_sql_name("By day"), is_sql_name("by_day", 3)
+    (True, False, False)
+    """
+    return len(text) <= characters_max and _NAME.match(text) is not None
+
+
+def is_table_name(text: str, characters_max: int = TABLE_CHARACTERS_MAX) -> bool:
+    """Whether the text can be the name of a table, its schema before it.
+
+    >>> is_table_name("shop.orders"), is_table_name("orders"), is_table_name("a.b.c")
+    (True, False, False)
+    """
+    parts = text.split(".")
+    return len(parts) == 2 and all(is_sql_name(part, characters_max) for part in parts)
+
+
+def is_column_name(text: str) -> bool:
+    """Whether the text can be the name of a column."""
+    return _COLUMN_NAME.match(text) is not None
+
+
+def is_json_file_name(text: str) -> bool:
+    """Whether the text can be the name of a file of JSON beside a spec.
+
+    >>> (
+    ...     is_json_file_name("orders.json"),
+    ...     is_json_file_name("../orders.json"),
+    ...     is_json_file_name(".json"),
+    ... )
+    (True, False, False)
+    """
+    return _JSON_FILE.match(text) is not None
+
+
+def is_key(text: str) -> bool:
+    """Whether metastore, engines and checks can take the key of a record."""
+    is_plain = text.isprintable() and not set('"\\') & set(text)
+    return is_plain and 0 < len(text) <= KEY_CHARACTERS_MAX
+
+
+def freshness_errors(fresh_within: str, seconds: Callable[[], float]) -> Iterator[ValidationError]:
+    """What is wrong with `fresh_within` of a spec.
+
+    Args:
+        fresh_within: as it is written.
+        seconds: reads it, and raises a ValidationError if it is not a duration.
+    """
+    try:
+        if seconds() < _FRESH_MIN_S:
+            yield ValidationError(
+                f"{fresh_within} is less than {_FRESH_MIN_S // 60}m, as often as Dagster looks",
+                path="fresh_within",
+            )
+    except ValidationError as err:
+        yield ValidationError(f"{err}: not {DURATION_EXAMPLE}", path="fresh_within")
+
+
+def first_errors(errors: Iterable[ValidationError]) -> list[ValidationError]:
+    """As many errors as a person reads, and a word on the others."""
+    found = list(islice(errors, ERRORS_MAX + 1))
+    if len(found) > ERRORS_MAX:
+        found[-1] = ValidationError(f"there are more errors than these {ERRORS_MAX}")
+    return found
+
+
+def cron_errors(cron: str) -> Iterator[ValidationError]:
+    """What is wrong with `cron` of a spec, a schedule of Dagster."""
+    if len(cron) > _CRON_CHARACTERS_MAX:
+        yield ValidationError(f"has more than {_CRON_CHARACTERS_MAX} characters", path="cron")
+        return
+    fields = cron.split()
+    if len(fields) != len(_CRON_FIELDS):
+        yield ValidationError(
+            f"{cron!r} has {len(fields)} fields; it needs minute, hour, day, month and weekday, e.g. "
+            '`"*/5 * * * *"`',
+            path="cron",
+        )
+        return
+    is_well = True
+    for text, (name, least, most) in zip(fields, _CRON_FIELDS, strict=True):
+        for item in text.split(","):
+            found = _CRON_ITEM.match(item)
+            first, last, step = found.groups() if found else (None, None, "0")
+            numbers = [int(n) for n in (first, last) if n is not None]
+            is_good = (
+                found is not None
+                and all(least <= n <= most for n in numbers)
+                and numbers == sorted(numbers)
+                and step not in {"0", "00"}
+            )
+            is_well = is_well and is_good
+            if not is_good:
+                yield ValidationError(
+                    f"{item!r} is no {name}: numbers from {least} to {most}, `*`, ranges `a-b` and "
+                    "steps `*/n`",
+                    path="cron",
+                )
+    # Dagster fails at a day that never comes, of all rollups.
+    if is_well and min(_cron_numbers(fields[2], 1, 31)) > max(
+        _DAYS[month - 1] for month in _cron_numbers(fields[3], 1, 12)
+    ):
+        yield ValidationError(f"{cron!r} never comes: its months have no such day", path="cron")
+
+
+def _cron_numbers(text: str, least: int, most: int) -> Iterator[int]:
+    """The numbers that a good field stands for."""
+    for item in text.split(","):
+        found = _CRON_ITEM.match(item)
+        assert found is not None  # it was looked at before
+        first, last, step = found.groups()
+        begin = least if first is None else int(first)
+        # A number alone is itself; with a step, all from there on.
+        end = int(last) if last else begin if first and not step else most
+        yield from range(begin, end + 1, int(step or 1))
