@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import re
 import statistics
-import os
 import subprocess
 import sys
 import threading
