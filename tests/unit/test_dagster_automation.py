@@ -151,7 +151,7 @@ def test_a_rollup_is_asked_for_when_raw_partitions_changed_and_then_what_is_made
     daemon.make(FIRST, version="2")
     assert daemon.asked() == {"r.second"}
     daemon.make(SECOND)
-    # A run that changed nothing sets nothing behind it going.
+    # A run that changed nothing sets nothing after it going.
     daemon.register("000/6")
     assert daemon.asked() == {"r.first"}
     daemon.make(FIRST, version="2")

@@ -223,7 +223,7 @@ def test_entries_on_the_line_are_found(docstring):
     assert entries_on_the_line(docstring)
 
 
-def test_arguments_are_told_one_a_line():
+def test_arguments_are_reported_one_a_line():
     found = [
         f"{name_of(path)}: {line}"
         for path in python_files()

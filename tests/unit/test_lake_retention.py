@@ -57,10 +57,10 @@ HELD = accounts((0, 10), (10, 20), (20, 30))
         ([C], files(C), Evidence(first=20), "doubt", ()),
         ([], files(), Evidence(first=None), "doubt", ()),
         ([], Files(problem="the store does not answer"), PROOF, "doubt", ()),
-        # The end of a journal is never pruned: it was made anew.
+        # The end of a journal is never pruned: it was made again.
         ([], files(), Evidence(proof=fragment(0, 5), first=0), "doubt", ()),
         ([A], files(A), Evidence(proof=A, first=0), "doubt", ()),
-        # A fragment of another directory that begins amid what is gone does not lie behind it.
+        # A fragment of another directory that begins amid what is gone does not lie after it.
         ([A], files(A), Evidence(proof=fragment(25, 45), first=0), "doubt", ()),
         ([], files(), Evidence(proof=fragment(30, 40), first=30), "empty", ()),
         # What came after a break proves nothing of what was before.

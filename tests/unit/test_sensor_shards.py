@@ -196,7 +196,7 @@ def test_a_sensor_without_a_table_forgets_that_it_had_one(platform):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_however_often_their_number_changes_all_is_told_once(platform, seed):
+def test_however_often_their_number_changes_all_is_reported_once(platform, seed):
     chance = random.Random(seed)
     appended = {table: Counter() for table in TABLES}
     for table in TABLES:
