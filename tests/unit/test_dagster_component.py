@@ -199,10 +199,10 @@ def test_what_dagster_does_to_assets_of_components_works_on_rollups(project):
     ("attributes", "message"),
     [
         ({"folder": "tables"}, "folder"),
-        ({"functions": ["carriers"]}, "functions.carriers: is no module.name"),
+        ({"functions": ["carriers"]}, "functions.carriers: is not a module.name"),
         ({"functions": ["not_there.carriers"]}, "No module named 'not_there'"),
         ({"functions": ["PROJECT.made.airports"]}, "has no rollup airports"),
-        ({"resources": {"broker": "mine"}}, "'broker' is no engine"),
+        ({"resources": {"broker": "mine"}}, "'broker' is not an engine"),
         ({"table_url": "http://x"}, "GAZETTE_TABLE_URL"),
     ],
 )

@@ -243,7 +243,7 @@ def test_frames_of_other_content_types_are_values():
         {"value": frames[1], "_begin": 18, "_end": 32},
         {"value": frames[2], "_begin": 32, "_end": 40},
     ]
-    with pytest.raises(DataError, match="behind offset 32: unexpected EOF"):
+    with pytest.raises(DataError, match="after offset 32: unexpected EOF"):
         list(reading._frames(span, iter([(7, content[:-1])]), needs_uuid=False))
     with pytest.raises(ValidationError, match="ask for `value binary`"):
         Records("application/x-protobuf-fixed", columns("n int"), uuid_path=("x",), mode="failFast")

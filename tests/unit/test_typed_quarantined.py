@@ -307,7 +307,7 @@ def test_quarantine_that_was_partitioned_is_reported(world):
     with quarantine.load().token.update_spec() as update:
         update.add_identity("_journal")
     publish(handle, table, [], quarantine=write_list(table.location, [written], table.io))
-    with pytest.raises(LakeError, match=r"was partitioned by somebody.*partitioning = ARRAY\[\]"):
+    with pytest.raises(LakeError, match=r"was partitioned by hand.*partitioning = ARRAY\[\]"):
         settle_quarantine(handle, quarantine)
     with quarantine.load().token.update_spec() as update:
         update.remove_field("_journal")
