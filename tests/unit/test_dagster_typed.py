@@ -22,7 +22,7 @@ from gazette_platform.assets import (
     typed_definitions,
 )
 from gazette_platform.assets.checks import check_evaluations
-from gazette_platform.assets.freshness import sources_mark
+from gazette_platform.assets.source_marks import sources_mark
 from gazette_platform.assets.typed_backfill import fragments_at
 from gazette_platform.assets.typed_keys import (
     TypedSources,

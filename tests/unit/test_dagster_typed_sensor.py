@@ -16,7 +16,7 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate
 from typed_files import write_rows
 from typed_world import JOURNAL, World, row, spec
 
-from gazette_platform.assets.freshness import is_red, newest_evaluations
+from gazette_platform.assets.source_marks import is_red, newest_evaluations
 from gazette_platform.assets.typed_events import told_typed
 from gazette_platform.assets.typed_keys import quarantine_key, typed_key
 from gazette_platform.errors import TransportError

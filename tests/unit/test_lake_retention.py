@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor, Page, subtract
-from gazette_platform.lake.raw.prunes.retention import (
+from gazette_platform.lake.raw.prunes.verdict import (
     Break,
     Evidence,
     Files,
