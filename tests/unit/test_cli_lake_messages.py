@@ -7,7 +7,7 @@ import duckdb
 import pytest
 
 from gazette_platform.cli.gazctl import main
-from gazette_platform.cli.gazctl.lake.flush import nothing_more
+from gazette_platform.cli.gazctl.lake.run import nothing_more
 from gazette_platform.lake.engines.duckdb import advice
 from gazette_platform.lake.raw.audits.status import PartitionStanding, TableStanding, table_standing
 from gazette_platform.lake.raw.partition_state import PartitionState
@@ -113,7 +113,7 @@ def test_a_table_whose_spec_is_refused_is_meant_too(tables, capsys):
     assert "did you mean my.broken?" in err
 
 
-def test_a_folder_without_specs_is_told(tmp_path, monkeypatch, capsys):
+def test_a_folder_without_specs_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GAZETTE_ENDPOINTS", raising=False)
     monkeypatch.delenv("GAZETTE_TABLES", raising=False)
     for folder, says in (

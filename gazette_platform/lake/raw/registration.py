@@ -35,7 +35,7 @@ from gazette_platform.lake.raw.planning import (
     make_plan,
     require_codec,
 )
-from gazette_platform.lake.raw.prunes.retention import Break, is_broken
+from gazette_platform.lake.raw.prunes.verdict import Break, is_broken
 from gazette_platform.lake.raw.set_aside import is_aside
 from gazette_platform.lake.raw.tables import (
     LAYOUT,

@@ -344,7 +344,7 @@ def flush(
 
     gazctl lake flush typed.orders --timeout 10m
     """
-    body("flush").flush(ctx, names, tables, timeout)
+    body("run").flush(ctx, names, tables, timeout)
 
 
 def doctor(

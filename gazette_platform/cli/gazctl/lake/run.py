@@ -1,4 +1,4 @@
-"""`gazctl lake run`: bring typed tables up to date, once or again and again."""
+"""`gazctl lake run` and `flush`: bring typed tables up to date, once, again and again, or at once with their raw tables."""
 
 from __future__ import annotations
 
@@ -17,28 +17,35 @@ from rich.filesize import decimal
 
 from gazette_platform.cli.bars import StepLine
 from gazette_platform.cli.errors import EXIT_FAILED
+from gazette_platform.cli.gazctl.arguments import seconds_of
 from gazette_platform.cli.gazctl.lake.commands import OutputFormat
 from gazette_platform.cli.gazctl.lake.context import (
     TypedTable,
+    apart,
     brokers,
-    insisting,
     print_values,
     settings_of,
+    specs_named,
     tables_folder,
     typed_named,
+    unless_fenced,
 )
 from gazette_platform.cli.gazctl.lake.holes import hole_text
 from gazette_platform.cli.gazctl.lake.typed_commands import Engine
 from gazette_platform.cli.output import note, print_json, print_text, printable
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
-from gazette_platform.lake import LakeSettings
+from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake import BrokerSource, LakeSettings, Registrar, StoreRoots, TableSpec
 from gazette_platform.lake.engines.spark import running_session
 from gazette_platform.lake.iceberg.catalog import typed_catalog
+from gazette_platform.lake.raw.audits.status import TableStanding, table_standing
+from gazette_platform.lake.raw.catch_up import CaughtUp, catch_up, reachable
 from gazette_platform.lake.typed.runs.jobs import Workers
 from gazette_platform.lake.typed.runs.running import RunReport, TypedRunner
 from gazette_platform.lake.typed.runs.working import local_workers
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.text import counted
 
 _PAUSE_MAX_S: Final = 60.0
 
@@ -300,7 +307,7 @@ def _ran(
 ) -> tuple[dict[str, Any], bool]:
     """Run a table. Returns: what to report, and whether it is up to date, or will be by runs alone."""
     try:
-        report = insisting(
+        report = unless_fenced(
             lambda: runner.run(table.typed, table.raw, given_up=given_up, begin_anew=begin_anew)
         )
     except TransportError:
@@ -477,3 +484,59 @@ def _tell_what_is_missing(report: RunReport) -> None:
         note(
             f"{report.table}: brokers report nothing about {journal} now, so it is left out: {why}"
         )
+
+
+def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: str) -> None:
+    """Have tables hold what was appended until now."""
+    timeout_s = seconds_of(timeout, "--timeout")
+    settings = settings_of()
+    folder = tables_folder(settings, tables)
+    others, typed = apart(folder, names)
+    specs, _ = specs_named(folder, [*dict.fromkeys([*others, *(each.raw.name for each in typed)])])
+    metastore = MetastoreClient(settings.required("metastore"))
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s
+    with brokers(ctx, settings) as client:
+        source = BrokerSource(client)
+        registrar = Registrar(
+            source,
+            metastore,
+            StoreRoots(settings.store_roots),
+            trino_catalog=settings.trino_catalogs.hive,
+        )
+        for spec in specs.values():
+            left = max(1.0, deadline - clock.monotonic())
+            ends = client.flush(spec.label_selector, timeout_s=left)
+            journals = source.journals(spec.label_selector)
+            with metastore.connect() as session:
+                standing = table_standing(spec, journals, ends, session, clock.now())
+            begins = {each.journal: each.cursor for each in standing.journals}
+            reached = reachable(journals, ends)
+            done = catch_up(registrar, spec, begins, reached, deadline=deadline, clock=clock)
+            for text in done.told:
+                note(f"{spec.name}: {text}")
+            if done.keys:
+                print_text(_more(spec, done))
+                continue
+            with metastore.connect() as session:
+                standing = table_standing(spec, journals, ends, session, clock.now())
+            print_text(nothing_more(standing))
+    behind = [TypedTable(spec.typed, spec) for spec in specs.values() if spec.typed is not None]
+    if behind and not caught_up(ctx, settings, behind, deadline):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _more(spec: TableSpec, done: CaughtUp) -> str:
+    rows = "rows that could not be counted" if done.rows is None else f"{done.rows} row(s)"
+    return f"{spec.name}: {rows} more, in {len(done.keys)} Hive partition(s)"
+
+
+def nothing_more(standing: TableStanding) -> str:
+    """What to say of a table with nothing left to register."""
+    name = standing.spec.name
+    if not standing.location:
+        why = standing.problems[0] if standing.problems else "nothing was appended to its journals"
+        return f"{name}: nothing to register ({why})"
+    partitions = counted(len(standing.partitions), "Hive partition")
+    rows = "rows not all counted yet" if standing.rows is None else counted(standing.rows, "row")
+    return f"{name}: all is registered already, {rows} in {partitions}"

@@ -23,7 +23,7 @@ from gazette_platform.lake.raw.listing import journal_files, nearest_before
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.raw.prunes.recounting import Recount
-from gazette_platform.lake.raw.prunes.retention import (
+from gazette_platform.lake.raw.prunes.verdict import (
     Evidence,
     Files,
     is_emptied,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.planning import JournalCursor
-    from gazette_platform.lake.raw.prunes.retention import Break, Judgement
+    from gazette_platform.lake.raw.prunes.verdict import Break, Judgement
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import PartitionColumn, StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
