@@ -249,7 +249,7 @@ def test_what_others_registered_is_told(platform):
     assert report.updates[0].fragments_added == 1
     platform.tick()
     assert numbers(platform.instance, "a") == {"05": [1, 1]}
-    assert "told of 1 partition that was registered before" in platform.text
+    assert "reported 1 partition that was registered before" in platform.text
     platform.instance.wipe_assets([AssetKey(["s", "a"])])
     platform.tick()
     assert numbers(platform.instance, "a") == {"05": [2]}

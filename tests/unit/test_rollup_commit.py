@@ -357,7 +357,7 @@ def test_other_tables_are_no_rollups(rollup):
     view = thrift.get_table(STAGING_SCHEMA, "sums_1")
     view.parameters = {}
     thrift._tables["rollups", "plain"] = view
-    with pytest.raises(LakeError, match="is no Iceberg table"):
+    with pytest.raises(LakeError, match="is not an Iceberg table"):
         rollup.tables.load("rollups", "plain")
 
 

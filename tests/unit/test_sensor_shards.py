@@ -266,7 +266,7 @@ def test_after_a_change_of_their_number_former_ticks_have_time_to_end(platform, 
     for _ in range(2):
         for result in platform.ticks(2).values():
             assert not result.asset_events
-            assert "shared out anew" in result.skip_reason.skip_message
+            assert "shared out again" in result.skip_reason.skip_message
     monkeypatch.setattr(fragments, "_HAND_OVER_S", 0)
     platform.ticks(2)
     monkeypatch.setattr(fragments, "_HAND_OVER_S", 3600)
