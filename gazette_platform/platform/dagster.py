@@ -160,6 +160,7 @@ def dagster_components(
         environment=all_environment,
         folder=home,
         ready=lambda: _definitions_loaded(port),
+        restartable=True,
         stop_timeout_s=20.0,
     )
     daemon = Component(
@@ -177,6 +178,7 @@ def dagster_components(
         environment=all_environment,
         folder=home,
         ready=lambda: _daemon_beats(port, since=asked_at),
+        restartable=True,
         stop_timeout_s=30.0,
     )
     return [*code, webserver, daemon]
@@ -229,6 +231,7 @@ def _code_server(
         environment=environment,
         folder=home,
         ready=partial(answers_tcp, HOST, port),
+        restartable=True,
         start_timeout_s=_LOAD_TIMEOUT_S,
         stop_timeout_s=30.0,
     )
