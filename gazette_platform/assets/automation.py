@@ -5,7 +5,7 @@ that delay nothing: bad records, say, are what quarantine is for.
 
 Dagster evaluates these conditions in the code server. Its own conditions would not do, for three reasons. They
 forget what happened before they were first evaluated, or while their cursor was lost; a mark that the rollup
-noted forgets nothing (see `gazette_platform.assets.freshness`). They take a warning for a failure, so that a hole in
+noted forgets nothing (see `gazette_platform.assets.source_marks`). They take a warning for a failure, so that a hole in
 a journal would hold up all rollups after it. And they take a check that was not evaluated since the last
 materialization for one that says nothing, while the sensor reports a check when it changes: a red one stays red.
 
@@ -38,20 +38,20 @@ from dagster import (
 from typing_extensions import override
 
 from gazette_platform.assets.checks import CHECKS, OVERLAP_CHECK
-from gazette_platform.assets.freshness import (
+from gazette_platform.assets.query_checks import QUERY_CHECK
+from gazette_platform.assets.raw import table_key
+from gazette_platform.assets.source_marks import (
     is_red,
     newest_evaluations,
     noted_mark,
     sources_mark,
     sources_missing,
 )
-from gazette_platform.assets.query_checks import QUERY_CHECK
-from gazette_platform.assets.raw import table_key
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-    from gazette_platform.assets.freshness import Sourced
+    from gazette_platform.assets.source_marks import Sourced
 
 EACH_MINUTE = "* * * * *"
 """`cron` of what is made as soon as its sources have changed."""

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity
 
-from gazette_platform.assets.freshness import newest_evaluations
 from gazette_platform.assets.raw import table_key
+from gazette_platform.assets.source_marks import newest_evaluations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -34,8 +34,8 @@ from pydantic import Field
 
 from gazette_platform.assets.automation import EACH_MINUTE, rollup_condition
 from gazette_platform.assets.checks import result_of
-from gazette_platform.assets.freshness import SOURCES_KEY, sources_mark
 from gazette_platform.assets.query_checks import QUERY_CHECK, QUERY_TEXT, query_evaluation
+from gazette_platform.assets.source_marks import SOURCES_KEY, sources_mark
 from gazette_platform.errors import RollupFenced
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.engines.spark import prepare_environment

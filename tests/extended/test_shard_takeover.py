@@ -185,7 +185,7 @@ async def test_the_rightful_owner_goes_on_behind_a_hand_off_that_came_first(make
             late = case.replica(case.former)
             await asyncio.wait_for(late.wait_through(), patient(30))
 
-    # The same process, whose replica was started anew while the old one was about to take over.
+    # The same process, whose replica was started again while the old one was about to take over.
     again = case.replica(case.former, behind="confirm", meanwhile=meanwhile)
     async with asyncio.timeout(patient(30)):
         await again.wait_through()

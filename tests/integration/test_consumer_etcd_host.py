@@ -101,7 +101,7 @@ async def test_status_is_tried_again_when_somebody_else_wrote(group, ours, monke
     assert assignment(ours).status == PRIMARY
 
 
-async def test_nothing_is_told_under_an_assignment_that_is_gone(group, ours):
+async def test_nothing_is_reported_under_an_assignment_that_is_gone(group, ours):
     replica = await host(group, ours)
     key = assignment(ours).key
     await group.txn(Delete(key))

@@ -403,7 +403,7 @@ async def test_ca7_unassign_of_primaries_and_of_failed_replicas(group, ours):
         await client.unassign(["a b c d"])
 
 
-async def test_ca7_unassign_that_raced_with_a_status_is_told(group, ours):
+async def test_ca7_unassign_that_raced_with_a_status_is_reported(group, ours):
     key = await group.assign(SHARD, ours, 0, PRIMARY)
     await ours.tasks.close()  # it does not see what comes
     await group.etcd.put(key, b"")

@@ -179,7 +179,7 @@ def test_times_beyond_64_bits_are_usage_errors(gazctl, broker, option):
     assert option in done.err
 
 
-def test_lines_without_their_last_newline_are_told(gazctl, broker, tmp_path):
+def test_lines_without_their_last_newline_are_reported(gazctl, broker, tmp_path):
     lines = TWO_JOURNALS.replace(b"name: env, value: test", b"name: content-type, value: text/csv")
     assert gazctl("apply", stdin=lines).code == 0
     (tmp_path / "cut").write_bytes(b"1,2\n3,4")

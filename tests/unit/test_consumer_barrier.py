@@ -23,7 +23,7 @@ class Ticket:
 
 
 class Appends:
-    """Notes what is to be appended, and behind what."""
+    """Notes what is to be appended, and after what."""
 
     def __init__(self):
         self.asked = []

@@ -35,8 +35,8 @@ from gazette_platform.assets import (
 )
 from gazette_platform.assets.automation import red_checks
 from gazette_platform.assets.checks import check_evaluations, keeps_up_evaluation
-from gazette_platform.assets.freshness import sources_mark
 from gazette_platform.assets.query_checks import new_evaluations
+from gazette_platform.assets.source_marks import sources_mark
 from gazette_platform.lake import Finding, LakeSettings, parse_table_spec
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.query_check import QueryCheck
@@ -151,7 +151,7 @@ def test_a_rollup_is_asked_for_when_raw_partitions_changed_and_then_what_is_made
     daemon.make(FIRST, version="2")
     assert daemon.asked() == {"r.second"}
     daemon.make(SECOND)
-    # A run that changed nothing sets nothing behind it going.
+    # A run that changed nothing sets nothing after it going.
     daemon.register("000/6")
     assert daemon.asked() == {"r.first"}
     daemon.make(FIRST, version="2")

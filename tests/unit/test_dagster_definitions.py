@@ -1,4 +1,4 @@
-"""The Dagster definitions: a snapshot of what there is, and that all of it loads."""
+"""The Dagster definitions: a snapshot of what exists, and that all of it loads."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from dagster_instances import new_instance
 from gazette_platform.assets import SOURCES_KEY, rollup_definitions, rollup_key, table_key
 from gazette_platform.assets.automation import rollup_condition
 from gazette_platform.assets.checks import CHECKS_POOL, check_evaluations
-from gazette_platform.assets.freshness import noted_mark, sources_mark
+from gazette_platform.assets.source_marks import noted_mark, sources_mark
 from gazette_platform.definitions import build_definitions
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import Finding, LakeSettings
@@ -291,7 +291,7 @@ def test_assets_go_by_the_names_of_trinos_catalogs(settings):
     }
 
 
-def test_spark_that_is_not_configured_is_told_when_it_is_used():
+def test_spark_that_is_not_configured_is_reported_when_it_is_used():
     spark = platform_resources(LakeSettings())["spark"]
     with pytest.raises(SetupError, match="set GAZETTE_METASTORE_URI"):
         _ = spark.spark_session

@@ -337,7 +337,7 @@ def test_options_of_a_platform_that_is_extended(former, asked, then):
         ("etcd: starting\nTraceback\n  File\nKeyError: 'z'\n", "KeyError: 'z'"),
     ],
 )
-def test_reason_of_a_failure_is_told_without_its_progress(log, reason):
+def test_reason_of_a_failure_is_reported_without_its_progress(log, reason):
     assert reason_in(log) == reason
 
 
