@@ -1,4 +1,7 @@
-"""The supervisor over components that are small scripts."""
+"""The supervisor over components that are small scripts.
+
+Long because every phase of a platform, from start to stop, is tried with the same real processes.
+"""
 
 from __future__ import annotations
 
