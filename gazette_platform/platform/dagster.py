@@ -160,7 +160,6 @@ def dagster_components(
         environment=all_environment,
         folder=home,
         ready=lambda: _definitions_loaded(port),
-        restartable=True,
         stop_timeout_s=20.0,
     )
     daemon = Component(
@@ -178,10 +177,9 @@ def dagster_components(
         environment=all_environment,
         folder=home,
         ready=lambda: _daemon_beats(port, since=asked_at),
-        restartable=True,
         stop_timeout_s=30.0,
     )
-    return [*code, webserver, daemon]
+    return [replace(each, restartable=True) for each in (*code, webserver, daemon)]
 
 
 def _workspace(served: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, Any]:
@@ -231,7 +229,6 @@ def _code_server(
         environment=environment,
         folder=home,
         ready=partial(answers_tcp, HOST, port),
-        restartable=True,
         start_timeout_s=_LOAD_TIMEOUT_S,
         stop_timeout_s=30.0,
     )
