@@ -128,14 +128,14 @@ class SourcesChanged(_Condition):
         mark = sources_mark(instance, self.spec)
         if not mark:
             missing = ", ".join(sources_missing(instance, self.spec))
-            return False, f"waits for the first data of {missing}"
+            return False, f"waiting for the first data of {missing}"
         noted = noted_mark(instance, context.key)
         if mark == noted:
             return False, f"nothing new in {_sources(self.spec)} since the last run"
         return True, (
             f"{_sources(self.spec)} or its code changed since the last run"
             if noted
-            else "never made, or its last run has to be repeated"
+            else "it was never built, or its last run must be repeated"
         )
 
 
@@ -227,7 +227,7 @@ def typed_condition(spec: "Sourced") -> AutomationCondition[AssetKey]:
 
 
 def _idle() -> AutomationCondition[Any]:
-    return (~AutomationCondition.in_progress()).with_label("no run is making it")
+    return (~AutomationCondition.in_progress()).with_label("no run is in progress")
 
 
 def _due(spec: "Sourced") -> AutomationCondition[AssetKey]:
@@ -239,9 +239,9 @@ def _due(spec: "Sourced") -> AutomationCondition[AssetKey]:
     else:
         due = tick & SourcesChanged(spec)
     label = (
-        "not asked for in this minute yet"
+        "not requested in this minute yet"
         if spec.cron == EACH_MINUTE
-        else f"{spec.cron} passed while there was something new"
+        else f"{spec.cron} passed and the sources have changed"
     )
     return due.since(AutomationCondition.newly_requested()).with_label(label)
 
@@ -309,8 +309,8 @@ def automation_sensors(
         tables: their names.
     """
     text = (
-        f"Asks for runs of {what} whose sources have changed, one run each. The evaluations of each asset, under "
-        "Automation on its page, say why one was not asked for."
+        f"Requests a run of each of the {what} whose sources have changed. If it requests none, the evaluations under "
+        "Automation on the asset's page say why."
     )
     return [
         _sensor(

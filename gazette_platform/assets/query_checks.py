@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.query_check import QueryCheck
 
 QUERY_CHECK = "query_fits"
-QUERY_TEXT = "The query can be parsed, and its sources have all columns that it names."
+QUERY_TEXT = "The query is valid SQL, and its sources have all columns that it names."
 
 
 def query_evaluation(found: "QueryCheck") -> AssetCheckEvaluation:

@@ -336,16 +336,16 @@ def reasons(daemon, spec=FIRST, **options):
 
 
 def test_evaluation_says_why_a_rollup_is_not_asked_for(daemon):
-    assert reasons(daemon)[0] == (False, "waits for the first data of s.raw")
+    assert reasons(daemon)[0] == (False, "waiting for the first data of s.raw")
     daemon.register()
     assert reasons(daemon) == [
-        (True, "never made, or its last run has to be repeated"),
+        (True, "it was never built, or its last run must be repeated"),
         (True, "no blocking check of a source is red"),
         (True, "the query fits its sources"),
-        (True, "no run is making it"),
-        (True, "not asked for in this minute yet"),
+        (True, "no run is in progress"),
+        (True, "not requested in this minute yet"),
     ]
-    assert reasons(daemon, after_s=5)[-1] == (False, "not asked for in this minute yet")
+    assert reasons(daemon, after_s=5)[-1] == (False, "not requested in this minute yet")
     daemon.make(FIRST)
     assert reasons(daemon)[0] == (False, "nothing new in s.raw since the last run")
     daemon.register("000/6")

@@ -229,14 +229,14 @@ def test_rollup_is_described_by_its_header_and_its_query(settings):
     assert header == spec.comment
     assert query.startswith("Grain: one row")
     assert made == (
-        "Trino makes it of `flights.flights`, as soon as one changes. Each `origin` is a slice."
+        "Trino builds it from `flights.flights`, as soon as one changes. Each value of `origin` is a slice."
     )
     bare = RollupSpec(
         name="r.bare", engine="spark", sql="select 1", sources={"a": "s.a", "b": "s.b"}
     )
     (asset,) = rollup_definitions([bare]).assets
     assert asset.specs_by_key[rollup_key("r.bare")].description == (
-        "Spark makes it of `s.a`, `s.b`, as soon as one changes."
+        "Spark builds it from `s.a`, `s.b`, as soon as one changes."
     )
 
 

@@ -67,6 +67,11 @@ RANDOM = "721b6513-58d5-4b72-9379-43fcdb76197b"
         # What a row has as `_uuid` anyway.
         ([message_uuid()], "string", ""),
         (["a", 1], "json", "not only texts (1 integer)"),
+        (
+            ["186.81", 2],
+            "json",
+            "takes longer; if all texts are numbers in quotes, `decimal(p,s)` reads",
+        ),
         ([{"a": 1}, [1]], "json", "not only texts (1 array, 1 object)"),
         ([None], "string", ""),
         ([["2026-01-02T03:04:05Z"], []], "array<timestamptz>", "times with a zone"),
