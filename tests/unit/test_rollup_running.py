@@ -129,7 +129,7 @@ def test_a_slice_is_not_committed_if_its_files_went_while_it_was_read(lake):
     lake.publish(("a", 5))
     lake.engine.before_commit = lambda: lake.delete_file("a", 5)
     with pytest.raises(
-        LakeError, match="was pruned while slice .* was made from it, so nothing was changed"
+        LakeError, match=r"was pruned while slice .* was made from it, so nothing was changed"
     ):
         lake.run()
     assert lake.rows() == [("a", 5, 1), ("a", 6, 1)]
