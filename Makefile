@@ -118,19 +118,19 @@ chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED,
 test-outage: $(STAMP) ## Cut the store of brokers under load for ten minutes (OUTAGE_S), and see that nothing is lost
 	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_TEST_OUTAGE_S=$(OUTAGE_S) $(BIN)/pytest -s tests/e2e/test_outage.py $(ARGS)
 
-fuzz: $(STAMP) ## Send brokers what nobody should, and see that they live (SEED, MINUTES, or REPLAY=file)
+fuzz: $(STAMP) ## Attack brokers with malformed calls, and check that they survive (SEED, MINUTES, or REPLAY=file)
 	$(PY) -m tests.fuzz --seed $(SEED) --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))
 
-lake-crash: $(STAMP) ## Kill registration of raw tables at each of its calls, and ask all engines what is there then (SEED, CASES=3 or CASE=3,8-11)
+lake-crash: $(STAMP) ## Kill registration of raw tables at each of its calls, and compare what all engines read (SEED, CASES=3 or CASE=3,8-11)
 	$(PY) -m tests.lake_crash --seed $(SEED) $(if $(CASES),--cases $(CASES)) $(if $(CASE),--case $(CASE))
 
-typed-crash: $(STAMP) ## Kill runs of typed tables at each of their calls, and see that each message is there once (SEED, CASES=3 or CASE=3,8-11)
+typed-crash: $(STAMP) ## Kill runs of typed tables at each of their calls, and check that each message is one row (SEED, CASES=3 or CASE=3,8-11)
 	$(PY) -m tests.typed_crash --seed $(SEED) $(if $(CASES),--cases $(CASES)) $(if $(CASE),--case $(CASE))
 
 soak: $(STAMP) ## Sum streams by consumers while brokers, consumers, etcd and PostgreSQL are killed, stopped and cut off, and check each sum (SEED, MINUTES)
 	$(PY) -m tests.soak --seed $(SEED) --minutes $(MINUTES)
 
-screenshots: $(STAMP) ## Take the pictures in docs/images anew, of a demo in a headless browser
+screenshots: $(STAMP) ## Take the pictures in docs/images again, of a demo in a headless browser
 	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_SCREENSHOTS=docs/images $(BIN)/pytest -k TestDagsterUi tests/e2e/test_demo.py $(ARGS)
 
 gen: $(STAMP) ## Generate code from proto/, the reference of commands and the map of modules

@@ -1,4 +1,4 @@
-"""What a run was told that it had appended, against what the journal then holds."""
+"""What a run saw acknowledged, against what the journal then holds."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def in_order(
 
     Args:
         head: where the first of them begins.
-        spans: begin and end that each caller was told.
+        spans: begin and end that each caller got.
         contents: what each of them appended, in the order of `spans`.
 
-    Raises: DataError: a caller was told what cannot be.
+    Raises: DataError: a caller got what cannot be.
 
     >>> in_order(5, [(7, 8), (5, 7)], [b"c", b"ab"])
     [b'ab', b'c']
@@ -58,7 +58,7 @@ def in_order(
 async def check_content(
     client: AsyncClient, journal: str, head: int, pieces: Iterable[bytes], *, piece_bytes: int
 ) -> None:
-    """See that a journal has `pieces`, one behind the other, from `head` to its end.
+    """Check that a journal has `pieces`, one after the other, from `head` to its end.
 
     Args:
         piece_bytes: size of each piece.

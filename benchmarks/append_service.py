@@ -42,7 +42,7 @@ async def measure_append_service(bench: Bench) -> AsyncGenerator[tuple[str, Figu
     """Yields messages of 100 B a second from one process to a journal of one replica.
 
     Each run ends when all are acknowledged. Then the journal is read: it has each of them once, in
-    order, and where its caller was told.
+    order, and where its caller expects it.
     """
     await create(bench.client, journal_spec(_JOURNAL, "raw"))
     await _writer(bench)
@@ -96,7 +96,7 @@ async def _awaiting(bench: Bench) -> Figures:
 async def through_service(
     bench: Bench, journal: str, *, size: int, concurrency: int, window_s: float
 ) -> Spent:
-    """Append from so many tasks that share an append service, and see that all is there.
+    """Append from so many tasks that share an append service, and check that nothing is missing.
 
     Args:
         size: bytes of each append.

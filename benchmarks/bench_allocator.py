@@ -1,6 +1,6 @@
 """``python -m benchmarks.bench_allocator``: how fast a leader assigns 10,000 journals.
 
-Ten members of three zones, of which this process is the leader, on a real etcd; another process
+Ten members of three zones, with this process as the leader, on a real etcd; another process
 stands for the primaries of the others. What a broker's event loop would feel is measured as the
 longest time that another task was kept from running.
 """
@@ -55,7 +55,7 @@ _LEASE_S = 60
 _SETTLE_TIMEOUT_S = 120.0
 _IDLE_S = 3.0
 _TICK_S = 0.001
-# What every member could hold, so that limits are in nobody's way.
+# What every member could hold, so that limits do not matter.
 _LIMIT = 100_000
 
 
@@ -162,7 +162,7 @@ class _Stalls:
             self._longest_cpu_s = max(self._longest_cpu_s, time.thread_time() - used)
 
     async def forget(self) -> None:
-        """Begin anew: what was measured so far, and what the caller did, does not count."""
+        """Begin again: what was measured so far, and what the caller did, does not count."""
         await asyncio.sleep(10 * _TICK_S)
         self.take("")
 

@@ -1,4 +1,4 @@
-"""Stands for the primaries of a cluster: tells the route of each journal in its assignments.
+"""Stands for the primaries of a cluster: writes the route of each journal into its assignments.
 
 ``python -m benchmarks.bench_allocator_primaries ETCD PREFIX`` runs until its standard input ends,
 as it does with whoever started it. A process of its own, because in a cluster it is other machines

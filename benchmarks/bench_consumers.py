@@ -297,7 +297,7 @@ async def _failover(world: World, state_bytes: int) -> Figures:
         # It might do something yet before it is dead, and only what was due later is for others to do.
         dead = world.clock.monotonic()
         found["consumer_failover_s"] = await pulse.first_since(dead) + dead - since
-    # Nobody is left but one that has nothing yet.
+    # Only one is left that has nothing yet.
     await asyncio.to_thread(primary.kill)
     await asyncio.sleep(_LEASE_S + 2.0)
     cold = await world.start("large")

@@ -2,7 +2,7 @@
 
 Each group starts servers of its own, and ends them: `sql` asks without a server of SQL, `definitions` load
 in Dagster, `freshness` and `backlog` are of whole platforms, `ticks` of the sensor over a broker and a
-metastore, run here. `typed` makes Iceberg tables by Spark, started here; `typed_freshness` has a platform do it.
+metastore, run here. `typed` makes Iceberg tables by Spark, started here; `typed_freshness` lets a platform do it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SERVERS = ("broker-1", "metastore")
 
 
 def _measure_fresh(clock: Clock) -> Figures:
-    """All that a whole platform does by itself, or is told to by `gazctl`."""
+    """All that a whole platform does by itself, or by a command of `gazctl`."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-lake-fresh-") as root,
         lake_platform(Path(root) / "platform", tables=FRESHNESS_TABLES) as platform,

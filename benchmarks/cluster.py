@@ -171,7 +171,7 @@ async def measure_idle(
     found["idle_10k_list_s"] = clock.monotonic() - begun
     found["idle_10k_listed"] = float(len(listed))
 
-    # One journal that nobody has appended to yet, on a connection that is open already.
+    # One journal without appends yet, on a connection that is open already.
     latencies: list[float] = []
     for name in names[:: journals // 20]:
         begun = clock.monotonic()

@@ -1,4 +1,4 @@
-"""A process that reads a span of a journal straight from its store, so that its memory can be told.
+"""A process that reads a span of a journal straight from its store, so that its memory can be measured.
 
 ``python -m benchmarks.direct_reader ADDRESS FILE_ROOT JOURNAL BEGIN END`` prints what it took, as JSON.
 """

@@ -2,7 +2,7 @@
 
 Four brokers in three zones, three replicas. Small appends are begun at a steady pace, whatever
 becomes of those before, half of them by a client that knows the route and half by one that asks
-another broker; so each moment has an append that tells how long it took.
+another broker; so each moment has an append that shows how long it took.
 """
 
 from __future__ import annotations

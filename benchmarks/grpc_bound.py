@@ -108,7 +108,7 @@ def running(module: str = "benchmarks.grpc_bound", *arguments: str) -> Iterator[
 
 
 async def measure(clock: Clock, *, window_s: float) -> Figures:
-    """What gRPC does on this machine with messages that nobody looks at.
+    """What gRPC does on this machine with messages that are not read.
 
     Args:
         window_s: seconds of load for each figure.

@@ -45,7 +45,7 @@ def _spec(table: str) -> str:
 
 
 FRESHNESS_TABLES: Final = {f"{table}.yaml": _spec(table) for table in ("fresh", "flushed")}
-"""Specs of the tables, by file name; they are to be there when the platform starts."""
+"""Specs of the tables, by file name; they must exist when the platform starts."""
 
 
 @final
@@ -105,7 +105,7 @@ class _Watched:
 
 
 def measure_freshness(platform: LakePlatform, client: Client, clock: Clock) -> Figures:
-    """Seconds from the begin of an append until Trino gives it, while nobody does anything for that.
+    """Seconds from the begin of an append until Trino gives it, without any command for that.
 
     Each append comes right after the end of a flush window, so that it waits as long as one can.
 

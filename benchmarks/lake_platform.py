@@ -42,7 +42,7 @@ class LakePlatform:
     endpoints: Endpoints
     settings: LakeSettings
     environment: Mapping[str, str]
-    """Variables by which programs find it."""
+    """Variables that let programs find it."""
 
 
 class _Quiet:
@@ -64,7 +64,7 @@ def lake_platform(
     Args:
         folder: of the platform.
         without: components to leave out.
-        tables: texts of table specs by file name, which are there before Dagster looks.
+        tables: texts of table specs by file name, which exist before Dagster looks.
 
     Raises: SetupError: a tool is missing, or a component does not start; says which.
     """

@@ -55,7 +55,7 @@ class Ticks(Protocol):
 
     @property
     def instance(self) -> DagsterInstance:
-        """The Dagster that is told."""
+        """The Dagster that gets events."""
         ...
 
     def tick(self) -> Tick:
@@ -130,7 +130,7 @@ class SensorTicks:
 
     Args:
         resources: ``broker``, ``metastore`` and ``lake``, as the sensor wants them.
-        instance: the Dagster that is told.
+        instance: the Dagster that gets events.
         clock: gives the time.
     """
 
@@ -148,7 +148,7 @@ class SensorTicks:
         return cls(platform_resources(settings), instance, clock)
 
     def tick(self) -> OwnTick:
-        """Run one tick, and store what it tells: events, then partitions, then the cursor."""
+        """Run one tick, and store its report: events, then partitions, then the cursor."""
         begun, cpu = self._clock.monotonic(), time.process_time()
         with build_sensor_context(
             instance=self.instance, cursor=self._cursor, resources=self._resources

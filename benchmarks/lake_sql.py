@@ -1,4 +1,4 @@
-"""How soon SQL answers without a server of SQL: the demo's data behind one broker.
+"""How soon SQL answers without a server of SQL: the demo's data on one broker.
 
 336,776 flights in three journals, 1% of them not persisted yet. A query is a process of its own,
 `gazctl sql`, from its start to its end: what a person waits for.
@@ -48,7 +48,7 @@ class _Demo(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which `gazctl sql` finds it."""
+        """Variables that let `gazctl sql` find it."""
         return {
             **os.environ,
             "GAZETTE_BROKER_ADDRESS": self.settings.broker,

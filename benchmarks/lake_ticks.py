@@ -30,7 +30,7 @@ _APPLY_JOURNALS = 100
 _APPENDS_AT_A_TIME = 16
 _FLUSH_TIMEOUT_S = 120.0
 _SETTLE_TIMEOUT_S = 600.0
-# Quiet ticks in a row after which nothing is left to be told.
+# Quiet ticks in a row after which nothing is left to report.
 _QUIET = 3
 _TICKS = 10
 _FLUSH_INTERVAL_S = 3600
@@ -95,7 +95,7 @@ def measure_idle_ticks(
         clock: gives the time.
         pids: of servers that lead sessions, by the name that their CPU has in figures.
 
-    Raises: LakeError: tables are not registered in time, or a tick had something to tell.
+    Raises: LakeError: tables are not registered in time, or a tick had something to report.
     """
     _settle(idle, ticks, clock)
     before = {name: procfs.session_cpu_s(pid) for name, pid in pids.items()}
@@ -115,7 +115,7 @@ def measure_idle_ticks(
 
 
 def _settle(idle: IdleTables, ticks: SensorTicks, clock: Clock) -> None:
-    """Tick until all is registered and told."""
+    """Tick until all is registered and reported."""
     deadline = clock.monotonic() + _SETTLE_TIMEOUT_S
     quiet = 0
     while quiet < _QUIET:

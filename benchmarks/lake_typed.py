@@ -1,7 +1,7 @@
 """Journals that become typed tables, by Spark: how fast, in how much memory, and how soon.
 
 Fragments are stored as a broker would have, of orders of about 330 bytes. Each size is a table of its own, so that
-what costs more than its share is seen; one more has transactions, and messages that are there twice.
+what costs more than its share is seen; one more has transactions, and duplicates.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _publish(platform: LakePlatform, client: Client, clock: Clock, name: str) ->
 
 
 def _run(platform: LakePlatform, runner: TypedRunner, name: str) -> int:
-    """Have a table made, of all there is. Returns: its rows."""
+    """Make a table of all content. Returns: its rows."""
     raw = read_spec_folder(platform.layout.tables).specs[f"bench.{name}"]
     if raw.typed is None:
         raise LakeError(f"bench.{name} has no typed table")
@@ -199,7 +199,7 @@ TYPED_FRESHNESS_TABLES: Final = {
     "columns: [{name: id, type: bigint}]\n"
     f"typed: {{name: typed.live, uuid: {UUID_FIELD}.uuid, every: {TYPED_EVERY_S}s}}\n"
 }
-"""The spec, by file name; it is to be there when the platform starts."""
+"""The spec, by file name; it must exist when the platform starts."""
 
 
 def measure_typed_freshness(platform: LakePlatform, client: Client, clock: Clock) -> Figures:

@@ -1,4 +1,4 @@
-"""Memory of a broker with many journals, of which few are in use."""
+"""Memory of a broker with many journals, few of them in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU time and memory of processes, as the kernel tells them."""
+"""CPU time and memory of processes, from the kernel."""
 
 from __future__ import annotations
 

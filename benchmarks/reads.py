@@ -67,7 +67,7 @@ async def measure_s3_reads(
 ) -> AsyncGenerator[tuple[str, Figures], None]:
     """Yields the figures of direct reads from a real S3 server, which shares this machine.
 
-    Its broker is one of its own, whose CPU is told: no byte of such a read passes it.
+    It has a broker of its own, whose CPU is reported: no byte of such a read passes it.
     """
     journal, total = "bench/read-s3-gzip", scale.read_bytes
     with s3_server(folder / "s3") as s3:
@@ -122,7 +122,7 @@ class _Ways:
         return await bench.repeat(run)
 
     async def _read_apart(self, way: str) -> Figures:
-        """Read directly, in a process of its own, whose memory is told."""
+        """Read directly, in a process of its own, whose memory is reported."""
         broker = self._bench.broker
         arguments = (broker.address, broker.fragments, self._journal, self._begin, self._end)
         reader = await asyncio.create_subprocess_exec(

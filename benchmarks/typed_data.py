@@ -47,7 +47,7 @@ class Plan:
     bad_share: float = 0.0
     """Of records: a quarter each is truncated, no JSON, of a wrong type, no UTF-8."""
     transactions: bool = False
-    """Whether each tenth span of 100 messages is a transaction, and the message behind it there twice."""
+    """Whether each tenth span of 100 messages is a transaction, and the message after it is duplicated."""
     seed: int = 12
 
 
@@ -172,7 +172,7 @@ def _spoiled(line: bytes, kind: int) -> bytes:
 def write_fragments(root: Path, plan: Plan) -> Truth:
     """Write the fragments of `plan` below `root`, as a broker would. Returns: what is in all of them.
 
-    Those that are there, of the same plan or a larger one, are left as they are: `root` is of plans that differ
+    Existing ones, of the same plan or a larger one, are left as they are: `root` is of plans that differ
     in size alone.
     """
     notes = root / "truths.json"

@@ -1,7 +1,7 @@
 """Content of fragments as typed columns of committed records, by Arrow, with bad records set aside.
 
 A block of lines is parsed at once. Arrow refuses all of it for one bad record, which then has to be found:
-`bisect` halves the block until the record is alone; `hint` has the refusal say in which row it stands, where it
+`bisect` halves the block until the record is alone; `hint` takes the row from the refusal, where it
 does; `lines` has msgspec look at each line, and Arrow parse those that it lets pass. What they find is the same.
 """
 
@@ -85,7 +85,7 @@ class Parsed(NamedTuple):
     table: pa.Table
     """Of records' keys, with a struct `_uuid` of producer, clock and flags."""
     bad: list[Block]
-    """Lines that are no records of the table."""
+    """Lines that are not records of the table."""
 
 
 def blocks(
@@ -212,7 +212,7 @@ class TypedParser:
         # It compares digits before it scales a number: 1234 becomes 1234.00 of a decimal(5,2).
         for key in self._decimals:
             table.column(key).validate(full=True)
-        # `NaN` and `Infinity` are no JSON.
+        # `NaN` and `Infinity` are not JSON.
         for key in self._floats:
             if pc.all(pc.is_finite(table.column(key))).as_py() is False:
                 raise _RefusedError
@@ -395,7 +395,7 @@ class Committed:
     """Leaves of each block what is committed, each once.
 
     Where all messages are OUTSIDE_TXN and each producer's clocks increase, that is all of it, which a few
-    operations over columns tell. Else the sequencer looks at each message.
+    operations over columns decide. Else the sequencer looks at each message.
 
     Attributes:
         spans: of each producer, the first clock and the last.

@@ -1,9 +1,9 @@
-"""``python -m benchmarks.typed_parsing``: by which way fragments become typed tables, and how fast.
+"""``python -m benchmarks.typed_parsing``: ways from fragments to typed tables, and their speed.
 
-A proof by itself, of which docs/internals/typed-parsing.md tells. Groups: `ways` compares all on the same data,
+A proof by itself; docs/internals/typed-parsing.md describes it. Groups: `ways` compares all on the same data,
 `codecs` and `bad` vary that, `tuning` what can be set, `linear` goes on to 2 GiB with the way that was chosen, `worker` is what
 was built of it. Each
-way runs in processes of its own; what is told of memory is the most that they had at a time.
+way runs in processes of its own; memory is reported as the most that they had at a time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Measured:
 
     @property
     def is_right(self) -> bool:
-        """Whether all good records are there, once, and bad ones were counted."""
+        """Whether all good records are rows, once, and bad ones were counted."""
         result, truth = self.result, self.truth
         return tuple(result.sums) == truth.sums and result.bad in (truth.bad, -1)
 
@@ -210,7 +210,7 @@ class _Memory:
 
 
 def run_steps(steps: list[Step], folder: Path, *, warm: Plan = _WARM) -> Iterator[Measured]:
-    """Measure steps, those of one way one behind the other in the same processes.
+    """Measure steps, those of one way one after the other in the same processes.
 
     Args:
         folder: for fragments and tables; fragments of earlier steps are used again.

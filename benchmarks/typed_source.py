@@ -45,7 +45,7 @@ _GROUP_ROWS: Final = 250_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a source is told, as texts."""
+    """Options of a source, as texts."""
 
     root: Path
     """Of the fragments."""
@@ -173,7 +173,7 @@ class _RowReader(_Reader):
         stages, found, work = Stages(), Found(), Work(self._options)
         rows_max = self._options.batch_rows or None
         for table in work.tables(partition.fragment, stages, found):
-            # Behind each yield Spark's own code writes the batch to the JVM.
+            # After each yield Spark's own code writes the batch to the JVM.
             for batch in table.combine_chunks().to_batches(rows_max):
                 at = time.thread_time()
                 yield batch
@@ -253,7 +253,7 @@ class TypedFiles(DataSource):
 
 
 def _with_ids(schema: pa.Schema, ids: Mapping[str, int], prefix: str = "") -> pa.Schema:
-    """The schema with Iceberg's field ids, by which its readers know columns."""
+    """The schema with Iceberg's field ids, which identify columns to its readers."""
     return pa.schema([_field(field, ids, prefix) for field in schema])
 
 

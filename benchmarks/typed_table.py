@@ -1,4 +1,4 @@
-"""The table that the ways of parsing make: its columns, as Arrow, Spark and DuckDB are told of them."""
+"""The table that the ways of parsing make: its columns, for Arrow, Spark and DuckDB."""
 
 from __future__ import annotations
 

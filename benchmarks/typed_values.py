@@ -140,7 +140,7 @@ def by_spark(spark: SparkSession, folder: Path) -> list[tuple[str, str]]:
         for frame in (text.select("j.*"), source):
             try:
                 rows = frame.select("_bad", column, "_meta").collect()
-            except Exception as err:  # noqa: BLE001  of any kind; it is what is told
+            except Exception as err:  # noqa: BLE001  of any kind; it is what is reported
                 told.append(f"fails: {type(err).__name__}")
                 continue
             told.append("; ".join(_row_shown(row) for row in rows) or "no record")

@@ -69,7 +69,7 @@ class Result:
     """Of it, that of Python."""
     rows: int = 0
     bad: int = -1
-    """-1: the way does not tell."""
+    """-1: the way does not report it."""
     sums: tuple[int, int, int, int] = (0, 0, 0, 0)
     stored_bytes: int = 0
     files: int = 0
@@ -201,7 +201,7 @@ def _by_rows(spark: SparkSession, options: Options) -> None:
 
 
 def _by_files(spark: SparkSession, options: Options) -> None:
-    """The Python source's files, of which Spark's driver commits the names."""
+    """The Python source's files; Spark's driver commits their names."""
     iceberg = spark._jvm.org.apache.iceberg  # noqa: SLF001  there is no other way to Iceberg's API
     session = spark._jsparkSession  # noqa: SLF001
     table = iceberg.spark.Spark3Util.loadIcebergTable(session, TABLE)
@@ -250,7 +250,7 @@ def _worker_alone(_: Case, options: Options) -> None:
 
 
 def _duckdb_alone(case: Case, options: Options) -> None:
-    """DuckDB's reader of JSON. It takes what is no value of a column for NULL."""
+    """DuckDB's reader of JSON. It takes what is not a value of a column for NULL."""
     import duckdb  # noqa: PLC0415
 
     options.target.mkdir(parents=True, exist_ok=True)

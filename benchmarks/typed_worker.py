@@ -30,7 +30,7 @@ _KINDS: Final = {"timestamp": ("timestamptz", "iso")}
 
 
 def work(options: Options) -> int:
-    """Make files of all fragments, a task each, one behind the other. Returns: records that were set aside."""
+    """Make files of all fragments, a task each, one after the other. Returns: records that were set aside."""
     columns = []
     for each in COLUMNS:
         kind, form = _KINDS.get(each.spark, (each.spark, ""))

@@ -124,7 +124,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which real server stood behind each kind of store."""
+    """Say which real server stood after each kind of store."""
     if _conformance:
         terminalreporter.section("conformance of stores")
     for server, outcomes in sorted(_conformance.items()):

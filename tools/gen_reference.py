@@ -40,7 +40,7 @@ class MyApplication(Application[MemoryStore[Any], Any]):
 
     @override
     def new_store(self, shard: Shard, recorder: object) -> MemoryStore[Any]:
-        """A store that nobody asks for."""
+        """A store that is never opened."""
         return MemoryStore(None)
 
 

@@ -1,11 +1,11 @@
 """Writes the golden shards: complete recovery logs, with hints in etcd and the state that comes of them.
 
 python tools/golden_shards.py           writes those that are not there
-python tools/golden_shards.py --anew    writes all anew; what others have kept is to be readable for ever, so ask why
+python tools/golden_shards.py --anew    writes all again; existing files must stay readable for ever, so ask why
 
 Each is the same life of a shard, in a store of its kind, over a real broker and a real etcd: three owners, of whom
 the second follows the log as a standby, takes it over from the first, who is fenced, and the third recovers by
-the hints of the second and commits once more behind its own. Authors, producers and clocks are given, so all
+the hints of the second and commits once more after its own. Authors, producers and clocks are given, so all
 bytes are determined but what stores draw or measure themselves (salts of SQLite's log; most of RocksDB's files).
 
 tests/unit/data/golden_shards/<kind>/
@@ -41,7 +41,7 @@ from gazette_platform.consumer.cluster import (
 )
 from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, Player, Recorder, pick_hints
-from gazette_platform.consumer.service import fetch_hints, put_primary_hints, rotate_hints
+from gazette_platform.consumer.service.hints import fetch_hints, put_primary_hints, rotate_hints
 from gazette_platform.consumer.store import JSONFileStore, ShardStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore
@@ -205,7 +205,7 @@ class Life:
         kind: of its store.
         client: of the broker.
         etcd: has its hints.
-        prefix: of keys that nobody else uses.
+        prefix: of keys for this life alone.
         folder: for the files of owners.
     """
 
@@ -254,7 +254,7 @@ class Life:
         await self._transact(third, 8)
 
     async def _next_owner(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> Owner:
-        """Who takes the shard over; behind what happens while it follows the log."""
+        """Who takes the shard over, after what happens while it follows the log."""
         number = len(self.owners)
         who = ProcessId("zone", f"owner-{number}")
         for former in self.owners:
@@ -335,7 +335,7 @@ def files_of(directory: Path) -> dict[str, str]:
 
 
 def kept_log(kind: Kind) -> bytes:
-    """The log that is kept: what its fragments hold, one behind the other."""
+    """The log that is kept: what its fragments hold, one after the other."""
     paths = sorted((DATA / kind.name / "fragments").iterdir())
     return b"".join(decompressor(kind.codec).decompress(path.read_bytes()) for path in paths)
 
@@ -343,7 +343,7 @@ def kept_log(kind: Kind) -> bytes:
 async def lived(
     kind: Kind, broker: str, etcd: str, prefix: str, folder: Path
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Live the life. Returns: the document on it, and files to keep, but for fragments."""
+    """Live the life. Returns: the document on it, and files to keep, except fragments."""
     async with (
         AsyncClient(ClientConfig(address=broker)) as client,
         EtcdClient([etcd]) as etcd_client,

@@ -225,7 +225,7 @@ class Runner:
         }
         if run.part.profile:
             environment.setdefault("HYPOTHESIS_PROFILE", run.part.profile)
-        # Else each of hundreds of processes compiles the project anew.
+        # Else each of hundreds of processes compiles the project again.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         is_alone = not self._waiting and not self._running
         command = run.part.command_line(self._arguments)

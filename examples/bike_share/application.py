@@ -104,7 +104,7 @@ def _add_ride(connection: Connection, ride: Mapping[str, Any]) -> list[Row]:
 
 
 def _ride_of(envelope: Envelope[list[str]]) -> dict[str, Any]:
-    """Values of the table's columns. Raises: ApplicationFailed: the record is no ride."""
+    """Values of the table's columns. Raises: ApplicationFailed: the record is not a ride."""
     record = envelope.message
     if len(record) != _COLUMNS or not _NUMBER.fullmatch(record[12]):
         raise ApplicationFailed(

@@ -38,7 +38,7 @@ class Data:
 
 
 def make(seed: int = 1) -> Data:
-    """Rides of 32 bikes in a day, of which every other makes a loop that is long enough."""
+    """Rides of 32 bikes in a day; every other bike makes a loop that is long enough."""
     dice = random.Random(seed)  # noqa: S311  the same each time
     rows: list[list[str]] = []
     loops: dict[int, list[str]] = {}

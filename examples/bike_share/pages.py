@@ -38,7 +38,7 @@ _WAIT_S: Final = 30.0
 class BikePages:
     """Serves ``GET /api/bikes?id=N``: the bike's last rides, each a line of JSON.
 
-    Headers of the answer: ``X-Shard-ID``, and ``X-Header``, which tells who served it. A request that one process
+    Headers of the answer: ``X-Shard-ID``, and ``X-Header``, which says which process served it. A request that one process
     makes of another has ``X-ProxyHeader``. Both are a `protocol.Header` in text form. All errors are 418.
 
     Args:

@@ -104,7 +104,7 @@ def in_database(connection: Connection) -> Run:
 
 
 def make_tables(engine: Engine) -> None:
-    """Make the tables of a database, unless they are there. Blocks. Raises: StoreError, SQLAlchemyError."""
+    """Make the tables of a database, unless they exist. Blocks. Raises: StoreError, SQLAlchemyError."""
     create_tables(engine)
     try:
         with engine.begin() as connection:

@@ -101,7 +101,7 @@ def _keep(store: SQLiteStore, plane: Plane) -> None:
 
 
 def _enriched(store: SQLiteStore, flight: Flight) -> Enriched:
-    """The flight with what the state has of its plane, of which it becomes the last flight."""
+    """The flight with what the state has of its plane; it becomes the plane's last flight."""
     found = Enriched.of(flight)
     if flight.tailnum is None:
         return found

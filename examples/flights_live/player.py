@@ -36,7 +36,7 @@ async def play(
     Args:
         selector: of the journals.
         per_second: how many at most; 0: as many as brokers take.
-        on_played: is told how many are published so far.
+        on_played: called with how many are published so far.
 
     Raises: GazetteError: brokers refuse. Cancellation: some are published.
     """

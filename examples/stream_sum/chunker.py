@@ -56,7 +56,7 @@ class ChunkLate(GazetteError):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A stream that was published, and of which the sum was right."""
+    """A stream that was published, and whose sum was right."""
 
     total: Sum
     late_s: float
@@ -74,11 +74,11 @@ class Chunker:
         chunks: of a stream, beside the last, which is empty.
         dice: draws IDs and data.
         pause_s: seconds between two chunks of a worker.
-        say: is told of sums that are late.
-        expect: is told of a stream once its chunks are published, before it is known what comes of it.
+        say: called with sums that are late.
+        expect: called with a stream once its chunks are published, before its result is known.
         append_s: seconds to wait for brokers that append no chunks.
         fatal_s: seconds until a sum is late.
-        clock: which UUIDs tell; None: the machine's.
+        clock: dates UUIDs; None: the machine's.
 
     Attributes:
         close_s: seconds that the exit waits for appends that are under way.
@@ -123,7 +123,7 @@ class Chunker:
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         """Wait for appends that are under way. Raises: ChunkLate: brokers do not answer."""
         if kind is not None:
-            return  # nobody waits for what is not appended yet
+            return  # no task waits for what is not appended yet
         # The client repeats appends for as long as it takes. Without a limit this would wait for ever for brokers
         # that do not come back.
         try:

@@ -55,7 +55,7 @@ class Summer(Application[Store, Chunk]):
 
     @override
     def begin(self, txn: Transaction[Store]) -> None:
-        # What a transaction left behind that was given up is not to be seen by the next one.
+        # The next transaction must not see leftovers of one that was given up.
         self._open[txn.shard.id] = {}
 
     @override
@@ -78,7 +78,7 @@ class Summer(Application[Store, Chunk]):
 
 
 def load(store: Store, key: bytes) -> Sum:
-    """The sum of a stream so far; of a stream that nobody has seen yet, nothing."""
+    """The sum of a stream so far; of a new stream, nothing."""
     if isinstance(store, SQLiteStore):
         row = store.db.execute("SELECT seq_no, val FROM sums WHERE id = ?", (key,)).fetchone()
         if row is None:

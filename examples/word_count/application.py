@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WordCount"]
 
-_COUNT_MAX: Final = (1 << 64) - 1  # they are added as uint64 are, whatever somebody publishes
+_COUNT_MAX: Final = (1 << 64) - 1  # they are added as uint64 are, whatever is published
 
 # N-grams of a text that may be on their way to their journals.
 _TICKETS_MAX: Final = 1024
@@ -98,7 +98,7 @@ class WordCount(Application[RocksDBStore, pb.NGramCount]):
 
     @override
     def finished(self, txn: Transaction[RocksDBStore], commit: asyncio.Future[None]) -> None:
-        self._added.pop(txn, None)  # it is there still if the transaction was given up
+        self._added.pop(txn, None)  # it still exists if the transaction was given up
 
     # ------------------------------------------------------------------ for the service
 

@@ -5,7 +5,7 @@ that delay nothing: bad records, say, are what quarantine is for.
 
 Dagster evaluates these conditions in the code server. Its own conditions would not do, for three reasons. They
 forget what happened before they were first evaluated, or while their cursor was lost; a mark that the rollup
-noted forgets nothing (see `gazette_platform.assets.freshness`). They take a warning for a failure, so that a hole in
+noted forgets nothing (see `gazette_platform.assets.source_marks`). They take a warning for a failure, so that a hole in
 a journal would hold up all rollups after it. And they take a check that was not evaluated since the last
 materialization for one that says nothing, while the sensor reports a check when it changes: a red one stays red.
 
@@ -38,20 +38,20 @@ from dagster import (
 from typing_extensions import override
 
 from gazette_platform.assets.checks import CHECKS, OVERLAP_CHECK
-from gazette_platform.assets.freshness import (
+from gazette_platform.assets.query_checks import QUERY_CHECK
+from gazette_platform.assets.raw import table_key
+from gazette_platform.assets.source_marks import (
     is_red,
     newest_evaluations,
     noted_mark,
     sources_mark,
     sources_missing,
 )
-from gazette_platform.assets.query_checks import QUERY_CHECK
-from gazette_platform.assets.raw import table_key
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-    from gazette_platform.assets.freshness import Sourced
+    from gazette_platform.assets.source_marks import Sourced
 
 EACH_MINUTE = "* * * * *"
 """`cron` of what is made as soon as its sources have changed."""
@@ -128,14 +128,14 @@ class SourcesChanged(_Condition):
         mark = sources_mark(instance, self.spec)
         if not mark:
             missing = ", ".join(sources_missing(instance, self.spec))
-            return False, f"waits for the first data of {missing}"
+            return False, f"waiting for the first data of {missing}"
         noted = noted_mark(instance, context.key)
         if mark == noted:
             return False, f"nothing new in {_sources(self.spec)} since the last run"
         return True, (
             f"{_sources(self.spec)} or its code changed since the last run"
             if noted
-            else "never made, or its last run has to be repeated"
+            else "it was never built, or its last run must be repeated"
         )
 
 
@@ -227,7 +227,7 @@ def typed_condition(spec: "Sourced") -> AutomationCondition[AssetKey]:
 
 
 def _idle() -> AutomationCondition[Any]:
-    return (~AutomationCondition.in_progress()).with_label("no run is making it")
+    return (~AutomationCondition.in_progress()).with_label("no run is in progress")
 
 
 def _due(spec: "Sourced") -> AutomationCondition[AssetKey]:
@@ -239,9 +239,9 @@ def _due(spec: "Sourced") -> AutomationCondition[AssetKey]:
     else:
         due = tick & SourcesChanged(spec)
     label = (
-        "not asked for in this minute yet"
+        "not requested in this minute yet"
         if spec.cron == EACH_MINUTE
-        else f"{spec.cron} passed while there was something new"
+        else f"{spec.cron} passed and the sources have changed"
     )
     return due.since(AutomationCondition.newly_requested()).with_label(label)
 
@@ -309,8 +309,8 @@ def automation_sensors(
         tables: their names.
     """
     text = (
-        f"Asks for runs of {what} whose sources have changed, one run each. The evaluations of each asset, under "
-        "Automation on its page, say why one was not asked for."
+        f"Requests a run of each of the {what} whose sources have changed. If it requests none, the evaluations under "
+        "Automation on the asset's page say why."
     )
     return [
         _sensor(

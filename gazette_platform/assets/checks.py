@@ -37,21 +37,23 @@ SPECS_CHECK = "specs_are_good"
 CHECKS_POOL = "lake.checks"
 # Check name by kind of finding, with what it says.
 CHECKS: dict[FindingKind, tuple[str, str]] = {
-    "gap": ("no_gap", "Between a journal's first and last byte, each byte is in a fragment."),
+    "gap": ("no_gap", "The fragments of each journal follow each other without gaps."),
     "overlap": (
         OVERLAP_CHECK,
-        "No two files hold the same bytes, so queries see each row once; else use view …_exact.",
+        "No two files hold the same bytes. If this fails, query the view …_exact, which returns each row once.",
     ),
     "count": (
         "counts_agree",
-        "Files that engines read, fragments that brokers list and Hive partitions agree.",
+        "The brokers' fragments, the files that engines read and the Hive partitions agree.",
     ),
     "fit": (
         "fits_spec",
-        "Fragments can be read, and no more records than the spec's `unfit` allows do not fit it.",
+        "All fragments can be read, and the number of unfit records is within the spec's `unfit` threshold.",
     ),
 }
-_KEEPS_UP = "The table spec is good, it matches journals, and what they hold is registered in time."
+_KEEPS_UP = (
+    "The table spec is valid and selects journals, and stored fragments are registered in time."
+)
 _SHOWN = 20
 
 
@@ -123,7 +125,7 @@ def specs_check() -> AssetChecksDefinition:
     @asset_check(
         asset=SPECS_KEY,
         name=SPECS_CHECK,
-        description="No file of the folder of table specs is refused.",
+        description="All files in the folder of table specs are valid.",
     )
     def look(lake: LakeResource) -> AssetCheckResult:
         return result_of(specs_evaluation(lake.folder()))
@@ -162,7 +164,7 @@ def _keeps_up(table: str) -> AssetChecksDefinition:
             errors = [
                 e for bad in folder.refused.values() if bad.table == table for e in bad.errors
             ]
-            texts = [str(error) for error in errors] or [f"no table spec makes {table} any more"]
+            texts = [str(error) for error in errors] or [f"no table spec defines {table}"]
             return result_of(keeps_up_evaluation(table, texts))
         clock = SystemClock()
         with broker.source() as source, metastore.client().connect() as session:

@@ -81,7 +81,9 @@ def maintenance_job(
     def all_rollups() -> None:
         maintain_rollups()
 
-    return all_rollups.to_job(description="Optimizes rollups, expires snapshots, removes orphans.")
+    return all_rollups.to_job(
+        description="Merges small files of rollups, expires snapshots and removes unreferenced files."
+    )
 
 
 def maintenance_schedule() -> ScheduleDefinition:

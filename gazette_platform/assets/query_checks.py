@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity
 
-from gazette_platform.assets.freshness import newest_evaluations
 from gazette_platform.assets.raw import table_key
+from gazette_platform.assets.source_marks import newest_evaluations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.query_check import QueryCheck
 
 QUERY_CHECK = "query_fits"
-QUERY_TEXT = "The query can be parsed, and its sources have all columns that it names."
+QUERY_TEXT = "The query is valid SQL, and its sources have all columns that it names."
 
 
 def query_evaluation(found: "QueryCheck") -> AssetCheckEvaluation:

@@ -98,8 +98,8 @@ _TABLE_TEXT = """\
 Raw table of the journals `{selector}`. You do not run it: a sensor registers the files that brokers store, and \
 reports them here."""
 _JOURNALS_TEXT = """\
-The journals `{selector}`, which table `{table}` is made of: how far each was appended (`write_head`), and how far \
-it is in the table (`registered`); between the two are `lag_bytes`. Offsets are bytes from a journal's begin."""
+The journals `{selector}`, the source of table `{table}`. Of each journal you see the end (`write_head`), the offset up \
+to which the table has it (`registered`), and the difference (`lag_bytes`). Offsets count bytes from a journal's begin."""
 
 # Names of tables have two parts, so this is none.
 SPECS_KEY = AssetKey("table_specs")
@@ -130,7 +130,7 @@ def refused_asset_specs(refused: Iterable[RefusedSpec]) -> list[AssetSpec]:
     return [
         AssetSpec(
             table_key(table),
-            description="Its table spec is refused: see its check.",
+            description="The table spec is not valid: see the check.",
             group_name="raw",
             kinds={"hive"},
             partitions_def=table_partitions(table),
@@ -181,7 +181,7 @@ def specs_asset_spec() -> AssetSpec:
     """The folder of table specs, whose check has what is wrong with any file."""
     return AssetSpec(
         SPECS_KEY,
-        description="The folder of table specs, as the sensor `fragments` read it last.",
+        description="The folder of table specs, as the sensor `fragments` last read it.",
         group_name="raw",
         kinds={"yaml"},
     )

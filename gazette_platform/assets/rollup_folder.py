@@ -24,7 +24,7 @@ def rollups_asset_spec() -> AssetSpec:
     """The folder of rollups."""
     return AssetSpec(
         ROLLUPS_KEY,
-        description="The folder of rollups, as the sensor `catalog` read it last.",
+        description="The folder of rollups, as the sensor `catalog` last read it.",
         group_name="rollups",
         kinds={"sql"},
     )
@@ -36,7 +36,7 @@ def rollups_check() -> AssetChecksDefinition:
     @asset_check(
         asset=ROLLUPS_KEY,
         name=SPECS_CHECK,
-        description="No file of the folder of rollups is refused.",
+        description="All files in the folder of rollups are valid.",
     )
     def look_at_rollups(lake: LakeResource) -> AssetCheckResult:
         return result_of(rollups_evaluation(lake.rollup_folder()))

@@ -34,8 +34,8 @@ from pydantic import Field
 
 from gazette_platform.assets.automation import EACH_MINUTE, rollup_condition
 from gazette_platform.assets.checks import result_of
-from gazette_platform.assets.freshness import SOURCES_KEY, sources_mark
 from gazette_platform.assets.query_checks import QUERY_CHECK, QUERY_TEXT, query_evaluation
+from gazette_platform.assets.source_marks import SOURCES_KEY, sources_mark
 from gazette_platform.errors import RollupFenced
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.engines.spark import prepare_environment
@@ -75,7 +75,7 @@ class RollupConfig(Config):
 
     force: bool = Field(
         default=False,
-        description="Make all slices again from current content; rows whose raw content was pruned are lost.",
+        description="Rebuild all slices from current content. Rows whose raw content was pruned are lost.",
     )
 
 
@@ -132,7 +132,7 @@ def rollup_asset(
             AssetCheckSpec(
                 COMPLETE_CHECK,
                 asset=key,
-                description="No slice lacks content that came after some of its own was pruned.",
+                description="All slices are up to date. A slice stays outdated if some of its raw content was pruned.",
             ),
             *(
                 [AssetCheckSpec(QUERY_CHECK, asset=key, description=QUERY_TEXT)]
@@ -165,12 +165,14 @@ def _described(spec: RollupSpec) -> str:
     sources = ", ".join(f"`{name}`" for name in sorted(set(spec.sources.values())))
     engine = _ENGINE_NAMES[spec.engine]
     slices = (
-        f" Each {' and '.join(f'`{c}`' for c in spec.slices)} is a slice." if spec.slices else ""
+        f" Each value of {' and '.join(f'`{c}`' for c in spec.slices)} is a slice."
+        if spec.slices
+        else ""
     )
     pace = (
         "as soon as one changes" if spec.cron == EACH_MINUTE else f"at `{spec.cron}` if one changed"
     )
-    made = f"{engine} makes it of {sources}, {pace}.{slices}"
+    made = f"{engine} builds it from {sources}, {pace}.{slices}"
     return "\n\n".join(filter(None, [spec.comment, spec.query_comment, made]))
 
 
@@ -370,8 +372,8 @@ def _behind_text(spec: RollupSpec, behind: Iterable[str], total: int | None) -> 
         )
     more = f" and {len(slices) - _SHOWN} more" if len(slices) > _SHOWN else ""
     return (
-        f"Raw content of {'; '.join(slices[:_SHOWN])}{more} was pruned, or its store is away, so these slices are "
-        "left as they are, though there is content, or code, that they were not made of. If the store is away, bring "
-        f"it back. If it was a prune, slice {spec.name} by a column that is pruned as a whole, such as the date of "
-        "arrival; or set `retention: follow`; or run it with `force: true`, which loses the rows of what was pruned."
+        f"Raw content of {'; '.join(slices[:_SHOWN])}{more} was pruned, or its store is unavailable. So runs do not "
+        "rebuild these slices, although there is new content or code. If the store is unavailable, bring it back. If "
+        f"content was pruned, slice {spec.name} by a column that is pruned as a whole, such as the date of arrival; or "
+        "set `retention: follow`; or run it with `force: true`, which loses the rows of pruned content."
     )

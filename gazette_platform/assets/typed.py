@@ -39,14 +39,14 @@ from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.spec.typed import TypedSpec
 
 _CHECKS = {
-    COMPLETE_CHECK: "Each committed message is a row, or in quarantine, and once.",
-    QUARANTINE_CHECK: "All records could be made rows.",
-    FRESH_CHECK: "What stores have for a while is in the table, and all of it can be read.",
+    COMPLETE_CHECK: "Each committed message is exactly once in the table or in quarantine.",
+    QUARANTINE_CHECK: "No record is in quarantine.",
+    FRESH_CHECK: "Stored content reaches the table in time, and all of it can be read.",
 }
 _TEXT = """\
 {comment}
 
-Each committed message of the journals `{selector}` as a typed row. {how}"""
+Typed table of the committed messages of the journals `{selector}`. {how}"""
 
 
 class TypedConfig(Config):
@@ -54,11 +54,11 @@ class TypedConfig(Config):
 
     given_up: dict[str, int] = Field(
         default_factory=dict,
-        description="By journal, an offset up to which missing content is given up: its rows will never exist.",
+        description="For each journal, the offset up to which to skip missing content. Its rows will never exist.",
     )
     begin_anew: dict[str, int] = Field(
         default_factory=dict,
-        description="By journal that was deleted and made again, the offset to read it from. Rows of the former one stay.",
+        description="For each journal that was deleted and created again, the offset to read from. Rows of the former journal stay.",
     )
 
 
@@ -136,8 +136,8 @@ def quarantine_asset_spec(raw: TableSpec, spec: TypedSpec, *, catalog: str = ICE
     return AssetSpec(
         quarantine_key(spec),
         deps=[table_key(raw.name)],
-        description=f"Records of {raw.name} that are committed and no rows of {spec.name}, with the reason and their "
-        "bytes. Nothing is to be run: runs of the typed table fill it.",
+        description=f"Committed records of {raw.name} that do not fit {spec.name}, with the reason and their bytes. You do "
+        "not run it: runs of the typed table fill it.",
         group_name="typed",
         kinds={"iceberg"},
         owners=raw.owners,
@@ -150,8 +150,8 @@ def _how(spec: TypedSpec) -> str:
     if spec.every_s:
         return (
             f"A process beside Dagster, `gazctl lake run --continuous`, writes it every {spec.every_s:g} s, and a "
-            "sensor reports it here. It may be materialized, too: whoever is late changes nothing."
+            "sensor reports it here. You may also materialize it: two runs at once write no row twice."
         )
     if spec.cron:
-        return f"It is run when `{spec.cron}` has passed, if the raw table has changed."
-    return "It is run when the raw table has changed, at most once a minute."
+        return f"Dagster runs it at `{spec.cron}` if the raw table has changed."
+    return "Dagster runs it when the raw table has changed, at most once a minute."

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 # Of one run, which makes all of their rows again in one commit: a day of hours.
 _PARTITIONS_MAX = 24
 _TEXT = """\
-Backfills of {name}: to materialize a partition makes its rows again, out of what was appended to {raw} at that time. Rows of \
-it go, and what is committed comes, in one commit, so it may be done any number of times. Nothing has to be materialized here."""
+Backfills of {name}. Materialize a partition to rebuild its rows from what was appended to {raw} at that time. One commit \
+replaces the rows, so you may repeat a backfill. Normal runs of the typed table need no backfill."""
 
 
 class BackfillConfig(Config):
@@ -56,8 +56,8 @@ class BackfillConfig(Config):
 
     compare_only: bool = Field(
         default=False,
-        description="Make nothing again: read the journals, and let the check `complete` say what is lost or "
-        "there twice.",
+        description="Rebuild nothing: read the journals, and let the check `complete` report rows that are missing or "
+        "doubled.",
     )
 
 
@@ -89,7 +89,7 @@ def backfill_asset(raw: TableSpec, spec: TypedSpec, *, spark: str = "") -> Asset
             AssetCheckSpec(
                 COMPLETE_CHECK,
                 asset=key,
-                description="Journals were read again: each message that is committed is a row, or in quarantine, once.",
+                description="After reading the journals again: each committed message is exactly once in the table or in quarantine.",
             )
         ],
         partitions_def=table_partitions(raw.name),

@@ -31,8 +31,8 @@ _JOB = "typed_maintenance"
 # After that of rollups, which shares the pool.
 _CRON = "47 3 * * *"
 _TEXT = """\
-Upkeep of {name} and of its quarantine: small files are merged, snapshots expire, and unreferenced files are \
-removed. Runs go on beside it, and progress is never lost. It is materialized each night."""
+Maintenance of {name} and its quarantine: merges small files, expires snapshots and removes unreferenced files. \
+It runs each night; runs of the table continue meanwhile, and their progress is kept."""
 
 
 class UpkeepEngine(NamedTuple):
@@ -81,7 +81,7 @@ def maintenance_asset(spec: TypedSpec, engine: UpkeepEngine) -> AssetsDefinition
 def typed_maintenance_schedule(assets: Sequence[AssetsDefinition]) -> ScheduleDefinition:
     """Runs the job of all of them each night. One that fails holds up no other."""
     job = define_asset_job(
-        _JOB, selection=list(assets), description="Looks after all typed tables, one by one."
+        _JOB, selection=list(assets), description="Maintains all typed tables, one by one."
     )
     return ScheduleDefinition(
         name=f"{_JOB}_schedule",

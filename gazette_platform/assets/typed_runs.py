@@ -13,7 +13,7 @@ from dagster import (
 )
 
 from gazette_platform.assets.checks import result_of
-from gazette_platform.assets.freshness import SOURCES_KEY, sources_mark
+from gazette_platform.assets.source_marks import SOURCES_KEY, sources_mark
 from gazette_platform.assets.typed_events import (
     COMPLETE_CHECK,
     FRESH_CHECK,

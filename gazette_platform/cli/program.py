@@ -294,7 +294,8 @@ def _meant(word: str, commands: Mapping[str, Any]) -> list[str]:
         for name, group in commands.items()
         if isinstance(group, core.TyperGroup) and word in group.commands
     ]
-    return found + [each for each in (_WORDS.get(word),) if each in commands]
+    ours = _WORDS.get(word, "")
+    return [*found, ours] if ours in commands else found
 
 
 class _Commands(dict[str, Any]):

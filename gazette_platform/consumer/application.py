@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar, final
 
-from gazette_platform.consumer.shard import Progress
+from gazette_platform.consumer.shard.transaction import Progress
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, ValidationError
 from gazette_platform.message import JsonFraming, ProtoFraming, framing_of_labels
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
     from gazette_platform.consumer.publisher import TransactionPublisher
     from gazette_platform.consumer.recoverylog import FsmHints, Recorder
-    from gazette_platform.consumer.service import ConsumerPeers, ShardResolver
+    from gazette_platform.consumer.service.peers import ConsumerPeers
+    from gazette_platform.consumer.service.resolver import ShardResolver
     from gazette_platform.message import Envelope, ReplayRange
     from gazette_platform.message.framing import Unframing
     from gazette_platform.ops.faults import Faults

@@ -182,6 +182,8 @@ class Component:
     """Seconds from start to ready."""
     stop_timeout_s: float = 20.0
     """Seconds from SIGTERM to SIGKILL."""
+    restartable: bool = False
+    """Whether the supervisor may restart it when its options change. All components that require it must be, too."""
 
 
 def answer_of(

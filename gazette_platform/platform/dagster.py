@@ -179,7 +179,7 @@ def dagster_components(
         ready=lambda: _daemon_beats(port, since=asked_at),
         stop_timeout_s=30.0,
     )
-    return [*code, webserver, daemon]
+    return [replace(each, restartable=True) for each in (*code, webserver, daemon)]
 
 
 def _workspace(served: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, Any]:

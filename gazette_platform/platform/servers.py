@@ -278,4 +278,5 @@ def typed_component(
         environment=environment,
         ready=lambda: True,
         stop_timeout_s=60.0,
+        restartable=True,
     )

@@ -44,7 +44,7 @@ from gazette_platform.platform.platform import (
 from gazette_platform.platform.process import Child, private_files, stop_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
     from types import FrameType
 
@@ -121,6 +121,8 @@ class Supervisor:
         self._stop_asked = False
         self._more_asked = False
         self._adding: frozenset[str] = frozenset()
+        self._outdated: dict[str, Component] = {}
+        self._restarted: frozenset[str] = frozenset()
         self._then = options
         self._request = ""
 
@@ -303,7 +305,7 @@ class Supervisor:
         self._observer.ready(endpoints)
         with ThreadPoolExecutor(_PROBES_MAX, thread_name_prefix="probe") as pool:
             while not self._stop_asked:
-                if self._more_asked and not self._adding:
+                if self._more_asked and not self._request:
                     self._more_asked = False
                     self._add_what_is_asked()
                 for component in self._components:
@@ -324,7 +326,10 @@ class Supervisor:
             return
         known = self._state.components
         self._adding = frozenset(c.name for c in built) - known.keys()
-        self._components = built
+        # They serve with their former options until what is added is ready: it may fail.
+        self._outdated = {c.name: c for c in outdated(self._components, built)}
+        running = {c.name: c for c in self._components}
+        self._components = [running[c.name] if c.name in self._outdated else c for c in built]
         self._state.components = {c.name: known.get(c.name, ComponentState()) for c in built}
         self._changed()
 
@@ -338,14 +343,8 @@ class Supervisor:
         fixed = {name: port for name, port in self._then.ports.items() if name in names}
         state.ports.update(choose_ports(names, fixed=fixed, former=state.ports))
         built = list(self._build(self._layout, self._then, dict(state.ports)))
-        after = {c.name: (c.command, dict(c.environment), c.folder) for c in built}
-        changed = [
-            c.name
-            for c in self._components
-            if after.get(c.name) != (c.command, dict(c.environment), c.folder)
-        ]
-        if changed:
-            raise _needs_restart(changed)
+        if fixed_ones := [c.name for c in outdated(self._components, built) if not c.restartable]:
+            raise _needs_restart(fixed_ones)
         return built
 
     def _go_on_adding(self, pool: ThreadPoolExecutor) -> None:
@@ -360,14 +359,40 @@ class Supervisor:
             self._components = [c for c in self._components if c.name not in self._adding]
             for name in self._adding:
                 del self._state.components[name]
-            self._adding = frozenset()
+            self._adding, self._outdated = frozenset(), {}
             self._answer(str(error))
             return
-        if self._request and all(self._state.components[c.name].state == "ready" for c in new):
-            self._adding = frozenset()
-            self._options = self._then
-            self._save_endpoints()
+        failed = [
+            f"{name} {why}" for name in self._restarted if (why := self._state.components[name].why)
+        ]
+        if failed:
+            self._restarted = frozenset()
+            self._answer(
+                f"{'; '.join(sorted(failed))}: the platform keeps starting it, see `gazette status`"
+            )
+        if not self._request or not self._are_ready(self._adding | self._restarted):
+            return
+        self._adding, self._options = frozenset(), self._then
+        self._save_endpoints()
+        if self._outdated:
+            self._restart_outdated()
+        else:
+            self._restarted = frozenset()
             self._answer("")
+
+    def _are_ready(self, names: Iterable[str]) -> bool:
+        return all(self._state.components[name].state == "ready" for name in names)
+
+    def _restart_outdated(self) -> None:
+        """Stop what runs with former options, in order; `_keep_up` starts it with those of now."""
+        self._components = [self._outdated.get(c.name, c) for c in self._components]
+        self._restarted, self._outdated = frozenset(self._outdated), {}
+        self._stop(self._restarted)
+        for name in self._restarted:
+            self._state.components[name].state = "waiting"
+            self._restart_at[name] = 0.0
+            self._probes.pop(name, None)
+        self._changed()
 
     def _answer(self, refusal: str) -> None:
         self._state.answered, self._state.refusal = self._request, refusal
@@ -393,9 +418,13 @@ class Supervisor:
                 how = f"cannot be asked whether it is ready: {error}"
             if how:
                 self._plan_restart(component, how)
-        elif time.monotonic() >= self._restart_at[name]:
+        elif time.monotonic() >= self._restart_at[name] and (
+            # Its child is gone only if it was stopped to get other options, as others before it were.
+            name in self._children or self._are_ready(component.requires)
+        ):
             del self._restart_at[name]
-            self._children[name].end_group()
+            if name in self._children:
+                self._children[name].end_group()
             self._probes.pop(name, None)
             try:
                 self._start(component, self._state.components[name])
@@ -478,6 +507,19 @@ class Supervisor:
         if state.state != "failed":
             state.state = "stopped"
         self._changed()
+
+
+def outdated(running: Iterable[Component], built: Iterable[Component]) -> list[Component]:
+    """Return the components of `running` that other options change, as they would be; one without a successor as it is."""
+    after = {component.name: component for component in built}
+    pairs = [(component, after.get(component.name)) for component in running]
+    return [
+        then or replace(now, restartable=False)
+        for now, then in pairs
+        if then is None
+        or (now.command, dict(now.environment), now.folder)
+        != (then.command, dict(then.environment), then.folder)
+    ]
 
 
 def _needs_restart(what: Sequence[str]) -> SetupError:

@@ -23,7 +23,7 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.lake import RegistrationCursor, SweepPoint
 from gazette_platform.lake.raw.planning import no_cursor
 from gazette_platform.sensors.audits import AuditState
-from gazette_platform.sensors.retention import RetentionState
+from gazette_platform.sensors.prunes import RetentionState
 from gazette_platform.sensors.waits import Wait
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from dagster import (
 )
 
 from gazette_platform.assets.checks import keeps_up_evaluation, specs_evaluation
-from gazette_platform.assets.freshness import is_red
 from gazette_platform.assets.raw import SPECS_KEY, journals_key, table_key
+from gazette_platform.assets.source_marks import is_red
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import SharedMetastore
 from gazette_platform.lake import Registrar, SpecFolder, SweepPoint, TableSpec
@@ -42,9 +42,9 @@ from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import observation, specs_materialization
 from gazette_platform.sensors.hand_over import former_cursors, former_retention
+from gazette_platform.sensors.prunes import PruneTick, Retention
 from gazette_platform.sensors.reporting import KnownSlice, Telling, TellingPorts
 from gazette_platform.sensors.reports import InstanceTold, Told
-from gazette_platform.sensors.retention import PruneTick, Retention
 from gazette_platform.sensors.shards import Shard, epoch_metadata, epoch_of, shards
 from gazette_platform.sensors.tick import TickOutcome, TickState, following, in_turn
 from gazette_platform.sensors.waits import follow

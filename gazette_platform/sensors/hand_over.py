@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.sensors.cursor import SensorCursor
-from gazette_platform.sensors.retention import RetentionState
+from gazette_platform.sensors.prunes import RetentionState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.lake import JournalCursor, RegistrationCursor, SweepPoint
 from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.cursor import SensorCursor
-from gazette_platform.sensors.retention import RetentionState
+from gazette_platform.sensors.prunes import RetentionState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

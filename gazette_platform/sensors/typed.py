@@ -30,7 +30,7 @@ from dagster import (
     sensor,
 )
 
-from gazette_platform.assets.freshness import newest_evaluations
+from gazette_platform.assets.source_marks import newest_evaluations
 from gazette_platform.assets.typed_events import (
     complete_evaluation,
     fresh_evaluation,

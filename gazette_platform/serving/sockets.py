@@ -8,7 +8,6 @@ import errno
 import os
 import re
 import socket
-import socket as sockets
 import ssl
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +28,7 @@ BACKLOG: Final = 1024
 _ANY: Final = frozenset(("", "0.0.0.0", "::"))  # noqa: S104 - it is compared
 
 
-def listen(host: str, port: int, path: Path | None, flags: str) -> list[sockets.socket]:
+def listen(host: str, port: int, path: Path | None, flags: str) -> list[socket.socket]:
     """Listen on a port of all addresses of a host, or on a Unix socket.
 
     Clients may connect from then on; they wait until they are accepted.
@@ -55,8 +54,8 @@ def why_not(host: str, port: int, path: Path | None, flags: str) -> str:
     """Find out why one cannot listen, for a library that does not say so, and what to do about it."""
     if path is None:
         try:
-            family, *_, address = sockets.getaddrinfo(host, port, type=sockets.SOCK_STREAM)[0]
-            with sockets.socket(family) as probe:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family) as probe:
                 probe.bind(address)
         except OSError as err:
             return _reason(err, path, flags)
@@ -67,7 +66,7 @@ def why_not(host: str, port: int, path: Path | None, flags: str) -> str:
 def _reason(err: OSError | None, path: Path | None, flags: str) -> str:
     if path is not None or err is None:
         return f" (is it in use, and its folder there? choose another with --{flags}.port)"
-    if isinstance(err, sockets.gaierror):
+    if isinstance(err, socket.gaierror):
         return f": {err.strerror} (check the host that --{flags}.host names)"
     if err.errno == errno.EADDRNOTAVAIL:
         return (
@@ -77,10 +76,10 @@ def _reason(err: OSError | None, path: Path | None, flags: str) -> str:
     return f": {err.strerror} (choose another port with --{flags}.port)"
 
 
-def _unix(path: Path) -> sockets.socket:
+def _unix(path: Path) -> socket.socket:
     if path.is_socket():  # of a process that has ended
         path.unlink()
-    listener = sockets.socket(sockets.AF_UNIX)
+    listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(str(path))
         listener.listen(BACKLOG)
@@ -90,17 +89,17 @@ def _unix(path: Path) -> sockets.socket:
     return listener
 
 
-def _tcp(host: str, port: int) -> list[sockets.socket]:
-    if host in _ANY and sockets.has_dualstack_ipv6():
+def _tcp(host: str, port: int) -> list[socket.socket]:
+    if host in _ANY and socket.has_dualstack_ipv6():
         return [
-            sockets.create_server(
-                ("", port), family=sockets.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+            socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
             )
         ]
-    found = sockets.getaddrinfo(host or None, port, type=sockets.SOCK_STREAM)
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     addresses = {(family, address[0]): address for family, *_, address in found}
     with contextlib.ExitStack() as stack:
-        listeners: list[sockets.socket] = []
+        listeners: list[socket.socket] = []
         for (family, _), address in addresses.items():
             at = (address[0], port, *address[2:])
             listeners.append(stack.enter_context(_listener(family, at)))
@@ -109,13 +108,13 @@ def _tcp(host: str, port: int) -> list[sockets.socket]:
     return listeners
 
 
-def _listener(family: int, address: tuple[object, ...]) -> sockets.socket:
+def _listener(family: int, address: tuple[object, ...]) -> socket.socket:
     """Two processes on one port must fail, not share it: there is no SO_REUSEPORT."""
-    listener = sockets.socket(family)
+    listener = socket.socket(family)
     try:
-        listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
-        if family == sockets.AF_INET6:
-            listener.setsockopt(sockets.IPPROTO_IPV6, sockets.IPV6_V6ONLY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError:

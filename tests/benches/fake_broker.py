@@ -65,7 +65,7 @@ class FakeJournal:
 
     @property
     def end(self) -> int:
-        """Offset behind the last byte."""
+        """Offset after the last byte."""
         return self.begin + len(self.content)
 
 

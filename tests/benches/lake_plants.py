@@ -8,8 +8,8 @@ from gazette_platform.fragment import index
 from gazette_platform.lake.raw import accounting, listing, planning as progress, registration
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.prunes import shrinker as shrinking
-from gazette_platform.lake.raw.prunes.retention import Judgement
-from gazette_platform.sensors import audits, reporting as telling, retention
+from gazette_platform.lake.raw.prunes.verdict import Judgement
+from gazette_platform.sensors import audits, prunes, reporting as telling
 from gazette_platform.stores import objects
 from gazette_platform.stores.listings import OddAnswer, Page
 
@@ -119,12 +119,12 @@ def drop_untold() -> None:
         turn._shrinker.drop(turn._session, table, emptied)
         return False
 
-    retention._Turn._settle = planted  # type: ignore[method-assign]
+    prunes._Turn._settle = planted  # type: ignore[method-assign]
 
 
 def keep_partitions() -> None:
     """Drops Hive partitions that Dagster goes on to show."""
-    settle: Any = retention._Turn._settle
+    settle: Any = prunes._Turn._settle
 
     def planted(turn: Any, *args: Any) -> Any:
         told = turn._tick.told
@@ -135,4 +135,4 @@ def keep_partitions() -> None:
         finally:
             told.partitions = partitions
 
-    retention._Turn._settle = planted  # type: ignore[method-assign]
+    prunes._Turn._settle = planted  # type: ignore[method-assign]

@@ -30,8 +30,8 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.prunes import Retention
 from gazette_platform.sensors.reports import InstanceTold, data_version
-from gazette_platform.sensors.retention import Retention
 
 __all__ = ["MODES", "SPEC", "Killed", "Neighbour", "Steps", "World"]
 

@@ -32,7 +32,7 @@ ODD = {
     "json": '{"error": {"code": 500, "message": "try again"}}',
     "list": "[]",
 }
-"""Answers that are no listing of any store."""
+"""Answers that are not listings of any store."""
 
 
 def odd_of_s3(name: str, prefix: str) -> dict[str, str]:

@@ -101,7 +101,7 @@ class Postgres:
         return self.uri(database).replace("@", f":{self.password}@")
 
     def connected(self, database: str) -> psycopg.Connection[Any]:
-        """A connection of one's own."""
+        """A connection of your own."""
         import psycopg
 
         return psycopg.connect(

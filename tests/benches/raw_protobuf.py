@@ -99,7 +99,7 @@ def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def only(fields: Fields, field: int, default: Any = None) -> Any:
-    """The value of a field that is there once, or `default` if it is absent.
+    """The value of a field that exists once, or `default` if it is absent.
 
     Raises: ValueError: it is there more than once.
     """

@@ -148,7 +148,7 @@ def gate(rest_catalog_server):
 
 @pytest.fixture(scope="module")
 def places(postgres, gate, tmp_path_factory):
-    """By ``sql`` and ``rest``: catalogs for typed tables, empty but for what the module puts there."""
+    """By ``sql`` and ``rest``: catalogs for typed tables, empty except what the module puts there."""
     database = f"places_{uuid.uuid4().hex[:8]}"
     return places_of(postgres, gate, database, tmp_path_factory.mktemp("warehouse"))
 

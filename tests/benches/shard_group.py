@@ -24,13 +24,12 @@ from gazette_platform.consumer.protocol import (
     ReplicaStatus,
     ShardSpec,
 )
-from gazette_platform.consumer.service import (
-    ConsumerPeers,
-    ShardApi,
-    ShardResolver,
-    ShardService,
-)
-from gazette_platform.consumer.shard import LocalStep, Progress, local_step
+from gazette_platform.consumer.service.peers import ConsumerPeers
+from gazette_platform.consumer.service.resolver import ShardResolver
+from gazette_platform.consumer.service.rpcs import ShardService
+from gazette_platform.consumer.service.shard_api import ShardApi
+from gazette_platform.consumer.shard.assignments import LocalStep, local_step
+from gazette_platform.consumer.shard.transaction import Progress
 from gazette_platform.errors import ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key, member_key

@@ -262,7 +262,7 @@ class Leftovers:
 
     def _keys(self) -> list[str]:
         found = self._call("range", b"\0", b"\0", keys_only=True)
-        # Tests beside this one put keys there that are no UTF-8.
+        # Tests beside this one put keys there that are not UTF-8.
         return [
             base64.b64decode(each["key"]).decode("utf-8", "backslashreplace")
             for each in found.get("kvs", [])

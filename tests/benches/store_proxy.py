@@ -46,7 +46,7 @@ class Fault(Enum):
     ODD_LIST = auto()
     """Listings are answered 200, with an error in place of a listing."""
     LYING_LISTS = auto()
-    """Every second listing of a folder is answered 200, with something that is no listing, each time another."""
+    """Every second listing of a folder is answered 200, with something that is not a listing, each time another."""
     STALE_LIST = auto()
     """Listings are answered as they were when they were asked first."""
 

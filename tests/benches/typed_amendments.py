@@ -1,4 +1,4 @@
-"""A typed table over journals of a broker whose rows are made anew, and what is to be in it then."""
+"""A typed table over journals of a broker whose rows are made again, and what is to be in it then."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Journals:
         return sorted(zip(rows["_journal"].to_pylist(), rows["_begin"].to_pylist(), strict=True))
 
     def compare(self):
-        """Rows and records say what was appended where they begin, whoever made them anew."""
+        """Rows and records say what was appended where they begin, whoever made them again."""
         rows = {
             (name, at): row
             for name, log in self.logs.items()
@@ -235,7 +235,7 @@ class Journals:
         assert set(places) <= {place for place, good in self.committed().items() if good}
 
     def check(self):
-        """Each committed message that was read is there once, where it should be, and is counted."""
+        """Each committed message that was read exists once, where it should be, and is counted."""
         rows = sorted(place for place, is_row in self.outcomes.items() if is_row)
         aside = sorted(place for place, is_row in self.outcomes.items() if not is_row)
         assert self.places(NAME) == rows

@@ -39,7 +39,7 @@ TYPES = {
 
 
 def laid_out(steps):
-    """A journal of messages `(producer, clock, flags, length)`, one behind the other."""
+    """A journal of messages `(producer, clock, flags, length)`, one after the other."""
     log, at = [], 0
     for producer, clock, flags, length in steps:
         log.append(

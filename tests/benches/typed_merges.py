@@ -42,7 +42,7 @@ def upsert(
     log=lambda _: None,
     changes=None,
 ):
-    """A run from `table`, and the state behind it.
+    """A run from `table`, and the state after it.
 
     Args:
         partition_of: tells the values of a row; each has a file of its own.
@@ -142,7 +142,7 @@ def merged(rows, new, key, changes=None, kept_deletes=()):
 
 
 class PythonMerger:
-    """Writes the whole table anew, and refuses if somebody else has. Before it stages, and behind, it does what it is told to.
+    """Writes the whole table again, and refuses if another one has. Before it stages, and behind, it does what it is told to.
 
     Args:
         handle: of the table.

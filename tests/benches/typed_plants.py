@@ -104,7 +104,7 @@ def forget_producers() -> None:
 
 
 def keep_rows() -> None:
-    """Backfills, and lets the rows stay that are made anew."""
+    """Backfills, and lets the rows stay that are made again."""
     publish: Any = amending.publish_replacing
 
     def planted(handle: Any, start: Any, _: Any, files: Any, **more: Any) -> Any:

@@ -72,7 +72,7 @@ def numbers(handle):
 
 
 def publish(handle, table, ns, *, run="", quarantine="", rows=None, records=0, **told):
-    """A run from `table`: rows, records in quarantine, and the state behind them."""
+    """A run from `table`: rows, records in quarantine, and the state after them."""
     written = [write_rows(table.metadata, rows or [row(n) for n in ns])] if ns or rows else []
     committed = len(ns) + records
     counts = Counts(messages=committed, committed=committed, typed=len(ns), quarantined=records)

@@ -207,7 +207,7 @@ class _Rules:
             return self._history.finals[anomaly.journal].end
         other = others[0]
         if isinstance(other, Append):
-            # It began at the end, or behind it, and later.
+            # It began at the end, or after it, and later.
             return other.begin if other.outcome is Outcome.OK else first.write_head
         # What was acknowledged by then lies below the second head, and so do appends under way that
         # were lost; the others had their end still before them.

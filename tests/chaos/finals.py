@@ -93,7 +93,7 @@ async def read_finals(scene: Scene, *, timeout_s: float) -> tuple[Contents, list
     Returns: that, and what is wrong: of each journal that takes no appends, or cannot be read.
     """
     contents: Contents = {}
-    # Reads are begun anew much sooner than time is out, so that it is known what they fail by.
+    # Reads are restarted much sooner than time is out, so that it is known what they fail by.
     patience_s = min(_CALL_S, timeout_s / 4)
     async with (
         scene.client(retry_timeout_s=timeout_s) as client,

@@ -64,7 +64,7 @@ class IdleJournals:
                 await recording.append(name, self._payload(name, "before"), union_registers=_HELD)
 
     async def apply_old_listing(self) -> None:
-        """Append to each, then apply the specs of before, as `journals apply --force` does.
+        """Append to each, then apply the specs from before, as `journals apply --force` does.
 
         After an orderly restart of all brokers these note the heads that the journals then had.
 

@@ -114,7 +114,7 @@ class _Tenure:
 def tear_spools(spool_dir: Path, rng: random.Random, *, is_deep: bool) -> list[str]:
     """Tear the spools of a broker that does not run. Blocks.
 
-    Behind what is recorded of open fragments comes garbage, as after a write that was under way.
+    After what is recorded of open fragments comes garbage, as after a write that was under way.
 
     Args:
         spool_dir: the broker's.

@@ -1,4 +1,4 @@
-"""What the log of a broker or consumer tells of its end, and of errors that nobody foresaw. Pure."""
+"""What the log of a broker or consumer tells of its end, and of unforeseen errors. Pure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def unforeseen(log: str) -> list[str]:
 
 
 def _records(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Lines that belong together: one with a time and those behind it; and last words."""
+    """Lines that belong together: one with a time and those after it; and last words."""
     record: list[str] = []
     for line in lines:
         if record and (_RECORD.match(line) or _LAST_WORD.match(line)):

@@ -165,7 +165,7 @@ class Nemesis:
         self._say("the cluster is whole again")
 
     async def _settled(self, *, is_stored: bool) -> None:
-        """Wait until the cluster has settled; anew with each broker that ends meanwhile."""
+        """Wait until the cluster has settled; again with each broker that ends meanwhile."""
         tasks = TaskGroup("settle")
         try:
             while True:

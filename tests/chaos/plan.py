@@ -32,7 +32,7 @@ class FaultKind(StrEnum):
     SPOOL_LOST = "spool-lost"
     """The same, and of as many as replicas may fail, what was in their spool directory is gone."""
     SPOOL_TORN = "spool-torn"
-    """The same, and behind what spools record there is garbage; of as many as replicas may fail,
+    """The same, and after what spools record there is garbage; of as many as replicas may fail,
     what they record is torn, too."""
     SPOOL_FILE_LOST = "spool-file-lost"
     """The same, and of spools of as many as replicas may fail single files are gone."""

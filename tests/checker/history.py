@@ -237,7 +237,7 @@ class FinalContent:
     """First byte there is; what came before was there already, or has been pruned."""
     content: bytes
     registers: LabelSet | None = None
-    """The registers of before the first append of the history; None: there were none."""
+    """The registers from before the first append of the history; None: there were none."""
 
     @property
     def end(self) -> int:
@@ -432,7 +432,7 @@ class Recorder:
 def load_history(*paths: Path) -> History:
     """Read what `Recorder` wrote, of one process or of several; a torn last line is left out.
 
-    Raises: DataError: a file is no history, or is damaged; names file and line.
+    Raises: DataError: a file is not a history, or is damaged; names file and line.
     """
     histories = [_load(path) for path in paths]
     if len({history.seed for history in histories}) > 1:

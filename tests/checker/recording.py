@@ -110,7 +110,7 @@ class RecordingClient:
     ) -> RecordedReader:
         """As `AsyncClient.read`, each piece recorded as one poll.
 
-        It reads on behind content that is gone: whether that may be so is for the checker to say.
+        It reads on after content that is gone: whether that may be so is for the checker to say.
         """
         reader = self._client.read(
             journal,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_registers"]
 
-# Position behind which a state holds, the state, and the append that made it.
+# Position after which a state holds, the state, and the append that made it.
 _State = tuple[int, LabelSet, "Append | None"]
 
 
@@ -51,7 +51,7 @@ def check_registers(
         if is_told and op.registers is not None and op.registers != after:
             text = f"{op.label} was told registers {{{op.registers}}}, expected {{{after}}}{why}"
             yield Anomaly("nonlinearizable", final.journal, text, _pair(setter, op))
-            # Go on from what brokers believe, so that each mistake is told once.
+            # Go on from what brokers believe, so that each mistake is reported once.
             after = op.registers
         if after != before:
             states.append((end, after, op))
@@ -106,7 +106,7 @@ def _may_come(following: _State, low: int, op: Append) -> bool:
     """Whether `op` may have met what was there before this state.
 
     Args:
-        low: offset behind all that had ended before it was invoked.
+        low: offset after all that had ended before it was invoked.
     """
     end, _, setter = following
     # Without content of its own, the setter only tells what became of registers at its offset.

@@ -167,7 +167,7 @@ async def test_broker_that_loses_what_it_rolled_is_found(sturdy_etcd_binary, tmp
 
 
 @pytest.mark.timeout(300)
-async def test_broker_that_logs_what_nobody_foresaw_is_found(sturdy_etcd_binary, tmp_path):
+async def test_broker_that_logs_unforeseen_error_is_found(sturdy_etcd_binary, tmp_path):
     """Its clients see nothing of it."""
     config = ChaosConfig(
         etcd_binary=sturdy_etcd_binary,

@@ -222,7 +222,7 @@ class TestDagsterUi:
             await browser.open(f"{dagster}/assets/rollups/route_by_month?view=automation")
             await browser.wait_for("Not requested")
             await browser.click_in_row("Not requested")
-            shown = await browser.wait_for("no run is making it")
+            shown = await browser.wait_for("no run is in progress")
             return "nothing new in flights.flights since the last run" in shown
 
         # Right after a run it is that the run is not over.

@@ -13,7 +13,7 @@ from tests.fuzz.runner import FuzzConfig, run_fuzz
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
 
-# Brokers of the run import this before anything else. They behave, but for one journal's name.
+# Brokers of the run import this before anything else. They behave, except one journal's name.
 PLANT = """
 import sys
 

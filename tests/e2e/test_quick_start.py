@@ -9,7 +9,6 @@ import fcntl
 import os
 import pty
 import re
-import select
 import struct
 import subprocess
 import termios
@@ -17,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from readable import is_readable
 from readme_text import ROOT, missing_lines, section
 from uv import find_uv_bin
 
@@ -92,7 +92,7 @@ class Terminal:
         deadline = time.monotonic() + timeout_s
         while len(found := MARK.findall(self.shown)) < count:
             assert time.monotonic() < deadline, self.shown[-3000:]
-            if select.select([self._fd], [], [], 0.5)[0]:
+            if is_readable(self._fd, 0.5):
                 self._raw += os.read(self._fd, 1 << 16)
         return [(int(code), float(at)) for code, at in found]
 

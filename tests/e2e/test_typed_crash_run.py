@@ -1,4 +1,4 @@
-"""Crashes of runs of typed tables on real servers: each message is there once, and what is planted is found."""
+"""Crashes of runs of typed tables on real servers: each message exists once, and what is planted is found."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Platform:
 
 @dataclass
 class Ledger:
-    """What was acknowledged of one journal. A number is tried once: so it may be there once at most."""
+    """What was acknowledged of one journal. A number is tried once: so it may exist once at most."""
 
     journal: str
     begins: dict[int, int] = field(default_factory=dict)

@@ -70,6 +70,6 @@ async def test_a_primary_that_is_killed_loses_nothing_of_a_writer(etcd_server, t
             await writer.flush()
             found = (await client.read("a/one").read()).splitlines(keepends=True)
             await service.close()
-    # A batch whose answer was lost is there twice, whole, and before what follows it.
+    # A batch whose answer was lost is duplicated, whole, and before what follows it.
     firsts = list(dict.fromkeys(found))
     assert firsts == records

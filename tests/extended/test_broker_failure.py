@@ -259,7 +259,7 @@ async def test_who_gives_up_while_a_reader_waits_for_a_gap_tells_no_end(cluster)
     await cluster.apply(stub, NOTED)
     assert [response.write_head async for response in read(stub, JOURNAL, -1)] == [100]
     replica = give_up_when_asking(broker)
-    replica.gaps._met_at.put(0, -math.inf)  # what is missing is lost, but for others
+    replica.gaps._met_at.put(0, -math.inf)  # what is missing is lost, except others
     with pytest.raises(aio.AioRpcError, match="this broker has failed; ask another one"):
         await anext(aiter(read(stub, JOURNAL)))
 

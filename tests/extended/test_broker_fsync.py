@@ -199,7 +199,7 @@ async def test_never_believes_nothing_after_a_power_failure(machines, tmp_path):
 
 
 async def waits_for_an_operator(broker, expected):
-    """So much is there, and appends are refused until somebody says that they go on behind it."""
+    """So much is there, and appends are refused until somebody says that they go on after it."""
     async with client(broker, retry_timeout_s=0.5) as one:
         with pytest.raises(GazetteError, match="reset-head"):
             await one.append(JOURNAL, b"refused")

@@ -74,7 +74,7 @@ async def busiest_s(doing):
     return worst
 
 
-async def test_a_large_selector_holds_nobody_up(cluster, broker, stub):
+async def test_a_large_selector_blocks_nothing_else(cluster, broker, stub):
     for part in range(10):
         names = [f"many/{part}/{n:03}" for n in range(100)]
         assert (await stub.Apply(upserts(*map(spec, names)))).status == pb.OK

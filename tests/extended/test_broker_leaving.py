@@ -64,7 +64,7 @@ async def never(*_args, **_settings):
 
 
 @pytest.mark.parametrize("leave", ["drain", "fail"])
-async def test_a_store_that_hangs_holds_nobody_up(cluster, leave):
+async def test_a_store_that_hangs_blocks_nothing_else(cluster, leave):
     broker = await with_content(cluster)
     await eventually(lambda: stored(cluster) == b"one ")
     broker._persister._put = never
@@ -74,7 +74,7 @@ async def test_a_store_that_hangs_holds_nobody_up(cluster, leave):
 
 
 @pytest.mark.parametrize("leave", ["drain", "fail"])
-async def test_a_disk_that_hangs_holds_nobody_up(cluster, monkeypatch, leave):
+async def test_a_disk_that_hangs_blocks_nothing_else(cluster, monkeypatch, leave):
     """What could not even be closed is told as lost, too."""
     broker = await with_content(cluster)
     await eventually(lambda: stored(cluster) == b"one ")

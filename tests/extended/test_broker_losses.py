@@ -79,7 +79,7 @@ def stored(cluster):
 
 
 async def crash(brokers):
-    """As by SIGKILL, but for what these processes share with the test."""
+    """As by SIGKILL, except what these processes share with the test."""
     for broker in brokers:
         await broker._server.stop(grace_s=0.0)
     for broker in brokers:
@@ -260,7 +260,7 @@ async def test_all_brokers_of_a_zone_leave_at_once(cluster):
     await is_everywhere(cluster, staying, content)
 
 
-async def test_a_journal_made_anew_gets_nothing_of_its_former_self(cluster):
+async def test_a_journal_made_again_gets_nothing_of_its_former_self(cluster):
     """What of that one waited for its store is deleted with it, and not put among new content."""
     broker = await cluster.start()
     await apply(cluster, broker, replication=1)

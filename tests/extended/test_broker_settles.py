@@ -1,4 +1,4 @@
-"""A broker that comes back, and the idle journals that it is assigned anew."""
+"""A broker that comes back, and the idle journals that it is assigned again."""
 
 from __future__ import annotations
 

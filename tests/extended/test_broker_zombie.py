@@ -178,6 +178,6 @@ async def test_a_frozen_replica_is_replaced(cluster):
         assert frozen not in [m.suffix for m in listing.route.members]
         async with client.read(name) as reader:
             content = b"".join([piece async for piece in reader])
-        # The append that waited for it was tried again, and may be there twice.
+        # The append that waited for it was tried again, and may be duplicated.
         assert content.startswith(b"before after")
         assert result.end == len(content)

@@ -41,7 +41,7 @@ def scene_of(tmp_path):
         yield make
 
 
-async def test_what_reads_to_the_end_failed_by_is_told(cluster, scene_of):
+async def test_what_reads_to_the_end_failed_by_is_reported(cluster, scene_of):
     """It was not, while one read was patient for as long as there was time."""
     broker = await cluster.start(append_wait_s=0.2)
     stub = cluster.stub(broker)

@@ -77,7 +77,7 @@ async def journals_of_a_cut_store(broker: BrokerServer) -> None:
                 await client.append(name, b"content\n")
 
 
-async def test_a_store_that_stays_away_is_told(broker, workload):
+async def test_a_store_that_stays_away_is_reported(broker, workload):
     await journals_of_a_cut_store(broker)
     with pytest.raises(SetupError, match="chaos/journal-00 chaos/journal-01"):
         await workload.settle(3, is_stored=False)

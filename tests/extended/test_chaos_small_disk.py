@@ -58,7 +58,7 @@ def test_store_is_read_up_to_its_first_gap(tmp_path):
     assert stored_content(tmp_path, "a/other") == b""
 
 
-def test_store_that_is_cut_or_damaged_is_told(tmp_path):
+def test_store_that_is_cut_or_damaged_is_reported(tmp_path):
     path = store(tmp_path, 0, b"content")
     packer = compressor(CompressionCodec.GZIP)
     path.write_bytes(packer.compress(b"CONTENT") + packer.finish())

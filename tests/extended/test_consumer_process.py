@@ -227,7 +227,7 @@ async def test_cn2_a_hot_standby_takes_over_from_a_process_that_died(world):
     await world.check()
 
 
-async def test_a_failed_shard_is_told_and_goes_on_when_it_is_unassigned(world):
+async def test_a_failed_shard_is_reported_and_goes_on_when_it_is_unassigned(world):
     await world.consumers.start(Counts())
     await world.create_shards()
     service = world.client.append_service()

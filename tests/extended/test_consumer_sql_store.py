@@ -567,7 +567,7 @@ async def test_idle_limit_follows_the_lease_unless_given(
     assert await store.run(lambda connection: connection.scalar(show)) == limit
 
 
-async def test_a_database_that_is_away_is_told(opened, own_engine):
+async def test_a_database_that_is_away_is_reported(opened, own_engine):
     engine = own_engine("postgresql://nobody@127.0.0.1:1/none", answer_s=2.0)
     store = opened(engine, "shard")
     with pytest.raises(StoreUnavailable, match=r"no checkpoint can be .*: OperationalError"):
@@ -621,7 +621,7 @@ async def test_tables_are_made_by_many_at_once(postgres, own_engine):
         assert connection.execute(select(CHECKPOINTS)).all() == []
 
 
-async def test_a_table_that_is_missing_is_told(tmp_path, opened, own_engine):
+async def test_a_table_that_is_missing_is_reported(tmp_path, opened, own_engine):
     store = opened(own_engine(f"sqlite:///{tmp_path}/empty.db"), "shard")
     with pytest.raises(StoreError, match=r"see create_tables\): OperationalError: no such table"):
         await store.restore_checkpoint()
@@ -647,7 +647,7 @@ async def test_a_commit_is_not_started_while_another_one_goes_on(sqlite_engine, 
     await commit
 
 
-async def test_bytes_that_are_no_checkpoint_are_told(sqlite_engine, shard, opened):
+async def test_bytes_that_are_no_checkpoint_are_reported(sqlite_engine, shard, opened):
     with sqlite_engine.begin() as connection:
         row = {"shard_fqn": shard, "fence": 7, "checkpoint": b"\xff"}
         connection.execute(insert(CHECKPOINTS).values(row))
@@ -685,7 +685,7 @@ def test_table_is_that_of_gazette(postgres_engine, mariadb_engine, sqlite_engine
     }
 
 
-async def test_a_busy_file_of_sqlite_is_told(tmp_path, shard, opened, own_engine):
+async def test_a_busy_file_of_sqlite_is_reported(tmp_path, shard, opened, own_engine):
     engine = own_engine(f"sqlite:///{tmp_path}/busy.db", answer_s=0.2)
     create_tables(engine)
     store = opened(engine, shard)

@@ -51,7 +51,7 @@ async def append_to_probe(arena):
     await arena.append(PROBES[1], b"ready, but not the pulse's\n")
 
 
-async def test_whatever_is_touched_is_told(etcd_binary, tmp_path):
+async def test_whatever_is_touched_is_reported(etcd_binary, tmp_path):
     async with Arena(tmp_path / "fuzz", etcd_binary) as arena:
         assert await arena.touched() == ""
         await arena.renew()

@@ -14,7 +14,7 @@ from tests.fuzz.runner import FuzzConfig, run_fuzz
 
 pytestmark = pytest.mark.etcd
 
-# Brokers of the run import this before anything else. They behave, but for one ping.
+# Brokers of the run import this before anything else. They behave, except one ping.
 PLANT = """
 import sys
 

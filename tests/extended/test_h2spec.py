@@ -1,4 +1,4 @@
-"""Our HTTP/2 passes h2spec, but for what docs/internals/wire.md names."""
+"""Our HTTP/2 passes h2spec, except what docs/internals/wire.md names."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def create(client, name, *, postfix=HOUR, codec=CompressionCodec.GZIP, store="fi
 
 
 def store(server, name, begin, content, postfix):
-    """A fragment as a broker of before stored it."""
+    """A fragment as a broker from before stored it."""
     digest = hashlib.sha1(content).digest()
     fragment = Fragment(
         name, begin, begin + len(content), digest, CompressionCodec.GZIP, path_postfix=postfix

@@ -498,7 +498,7 @@ def test_hidden_servers_are_not_where_pages_look():
         assert is_free(port, host)
 
 
-def test_only_trino_is_told_where_it_hides(tmp_path):
+def test_only_trino_is_reported_where_it_hides(tmp_path):
     etc = tmp_path / "etc"
     write_configuration(etc, host="127.3.2.1", port=12345, data_dir=tmp_path, metastore="")
     having = [

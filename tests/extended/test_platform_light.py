@@ -108,7 +108,7 @@ def test_light_platform_is_found_by_every_command(shell: Shell):
     up = shell.gazette("up", "--light")
     print(f"ready after {time.monotonic() - began:.2f} s")
     assert set(shell.pids(shell.shared)) == {"supervisor", "etcd", "broker-1"}
-    assert "Next:\n  gazctl journals list" in up.stderr
+    assert "Next:\n  gazctl journals create" in up.stderr
     note = f"using the platform in {shell.shared}\n"
     shell.publish('{"n": 1}', '{"n": 2}')
     print(f"first append after {time.monotonic() - began:.2f} s")

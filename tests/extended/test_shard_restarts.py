@@ -118,7 +118,7 @@ async def test_a_shard_starts_again_though_etcd_was_away_when_it_was_to(
         await case.check()
 
 
-async def test_a_standby_that_has_failed_begins_anew_when_it_is_promoted(
+async def test_a_standby_that_has_failed_restarts_when_it_is_promoted(
     local_consumers, tmp_path, etcd_prefix
 ):
     case = Case(local_consumers, tmp_path / "bench")

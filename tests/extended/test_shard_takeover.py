@@ -10,8 +10,9 @@ from shard_group import IDLE, ShardGroup
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.cluster import encode_replica_status
-from gazette_platform.consumer.runtime import ReplicaSettings, ShardReplica
-from gazette_platform.consumer.service import EtcdShardHost
+from gazette_platform.consumer.runtime.host import ReplicaSettings
+from gazette_platform.consumer.runtime.replica import ShardReplica
+from gazette_platform.consumer.service.etcd_host import EtcdShardHost
 from gazette_platform.errors import ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import assignment_key
@@ -184,7 +185,7 @@ async def test_the_rightful_owner_goes_on_behind_a_hand_off_that_came_first(make
             late = case.replica(case.former)
             await asyncio.wait_for(late.wait_through(), patient(30))
 
-    # The same process, whose replica was started anew while the old one was about to take over.
+    # The same process, whose replica was started again while the old one was about to take over.
     again = case.replica(case.former, behind="confirm", meanwhile=meanwhile)
     async with asyncio.timeout(patient(30)):
         await again.wait_through()

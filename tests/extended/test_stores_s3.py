@@ -201,7 +201,7 @@ async def test_signed_urls_end(url_of):
     assert (await fetch(long))[0].status == 200
 
 
-async def test_content_encoding_is_told_and_the_bytes_stay(url_of):
+async def test_content_encoding_is_reported_and_the_bytes_stay(url_of):
     store = opened(url_of())
     raw = b"\x1f\x8b not even gzip"
     with tempfile.TemporaryFile(buffering=0) as file:

@@ -185,7 +185,7 @@ def pid_behind(port):
 
 
 def rows_are_right(typed, workers):
-    """Transactions over several runs and tasks, with a message that is there twice, and one that is none."""
+    """Transactions over several runs and tasks, with a message that is duplicated, and one that is none."""
     a, b = typed.journals("a", "b")
     for first in (0, 10, 20):
         typed.append(a, *range(first, first + 10))

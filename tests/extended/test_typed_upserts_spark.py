@@ -138,7 +138,7 @@ def test_changes_are_merged_as_they_are_in_python(upserts, order):
         expected = merged(expected, new, spec.key, spec.changes, kept)
         kept += [one for one in new if one["_op"] in {"d", "t"}]
         assert sorted(upserts.rows(), key=lambda one: one["n"]) == expected
-    # A column comes, which deletions of before do not have.
+    # A column comes, which deletions from before do not have.
     wider = structs.replace(
         keyed(("n bigint", "k string", "more int")), change_data="debezium", order=order
     )
@@ -190,7 +190,7 @@ def test_values_of_all_types_are_merged_in_whatever_partition_and_shape(upserts)
     days = lambda one: [one["at"].date()]  # noqa: E731
     table = upserts.open(by_day)
     upserts.upsert(table, [event(n, "a", begin=10 + n) for n in range(6)], partition_of=days)
-    # A column more, and other partitions, of which one is no part of the key: a row moves from one to another.
+    # A column more, and other partitions, of which one is not a part of the key: a row moves from one to another.
     wider = keyed((*COLUMNS, "more int"), KEY, partitions=(parse_partition("k"),))
     table = upserts.open(wider)
     new = [event(n, "b", begin=20 + n) | {"more": n} for n in (1, 3, 7)]
@@ -214,7 +214,7 @@ def test_values_of_all_types_are_merged_in_whatever_partition_and_shape(upserts)
 # ------------------------------------------------------------------ who comes between
 
 
-def test_session_is_left_as_it_was_and_what_spark_refuses_is_told(upserts):
+def test_session_is_left_as_it_was_and_what_spark_refuses_is_reported(upserts):
     table = upserts.open(keyed())
     session = upserts.spark.session
     session.conf.set("spark.wap.id", "of somebody")

@@ -43,6 +43,6 @@ def test_memory_does_not_grow_with_a_thousand_partitions(tmp_path):
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
     size, grown, files = map(int, done.stdout.split())
     assert size > 56 << 20
-    # What comes behind the first 32 MiB takes no more than these did.
+    # What comes after the first 32 MiB takes no more than these did.
     assert grown < 16 << 20
     assert 1000 <= files <= 2000

@@ -4,7 +4,7 @@
 |---|---|
 | ``probe/…`` | of the pulse; no input names them, and nothing but the pulse may change them |
 | ``secret/…`` | hidden from all tokens but the operator's; nothing of it may be told to others, or change |
-| ``fuzz/…``, ``mine/…`` | for inputs; made anew by `Arena.renew`, whatever has become of them |
+| ``fuzz/…``, ``mine/…`` | for inputs; made again by `Arena.renew`, whatever has become of them |
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ class Arena:
         return response.header
 
     async def renew(self) -> None:
-        """Delete whatever inputs have made, with its files, and make their journals anew."""
+        """Delete whatever inputs have made, with its files, and make their journals again."""
         await self._calm()
         names = [n for n in await self.listed() if not n.startswith(("probe/", "secret/"))]
         for first in range(0, len(names), 50):

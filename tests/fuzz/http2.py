@@ -128,7 +128,7 @@ def answer_problem(raw: bytes) -> str:
 
 
 def goaway_code(raw: bytes) -> int:
-    """The code of the last GOAWAY; 0: there is none, or it is no error."""
+    """The code of the last GOAWAY; 0: there is none, or it is not an error."""
     codes = [
         struct.unpack_from(">I", p, 4)[0] for kind, _, _, p in frames_in(raw) if kind == GOAWAY
     ]

@@ -77,7 +77,7 @@ async def test_flush_returns_when_the_store_holds_all(local_brokers, client):
     assert files(local_brokers, "b/three") == []
     for found in await client.fragments("a/one"):
         assert found.is_persisted
-    # Nothing more to do, and nothing done; appends go on behind it.
+    # Nothing more to do, and nothing done; appends go on after it.
     assert await client.flush("name=a/one") == {"a/one": 11}
     assert len(files(local_brokers, "a/one")) == 2
     assert (await client.append("a/one", b"third")).begin == 11
@@ -257,7 +257,7 @@ async def test_bad_offsets_are_refused(client):
         await client.create_savepoint("name", "name=nobody")
 
 
-async def test_a_savepoint_of_many_journals_holds_up_nobody(broker, client):
+async def test_a_savepoint_of_many_journals_blocks_nothing_else(broker, client):
     request = admin_pb.PutSavepointRequest()
     request.savepoint.name = "large"
     for number in range(50_000):
@@ -380,7 +380,7 @@ async def test_flush_of_what_does_not_exist(client):
         await admin.flush_journal(client._transport, "no/journal", timeout_s=5)
 
 
-async def test_stores_that_can_never_work_are_told_without_asking_them(local_brokers):
+async def test_stores_that_can_never_work_are_reported_without_asking_them(local_brokers):
     broker = await local_brokers.start()
     stores = [
         "file:///",

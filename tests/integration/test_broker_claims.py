@@ -64,16 +64,16 @@ async def record_of(broker):
 
 
 async def crash(broker):
-    """As by SIGKILL, but for what its process shares with the test."""
+    """As by SIGKILL, except what its process shares with the test."""
     await broker._server.stop(grace_s=0.0)
     await broker._lease.revoke()
     await broker.abandon()
 
 
-async def test_a_noted_head_counts_though_the_spec_is_applied_anew_behind_the_claim(
+async def test_a_noted_head_counts_though_the_spec_is_applied_again_behind_the_claim(
     cluster, monkeypatch
 ):
-    """The claim deletes what else is known of the head, so the spool has to be there by then."""
+    """The claim deletes what else is known of the head, so the spool has to exist by then."""
     first = await cluster.start(drain_timeout_s=20.0)
     await cluster.apply(cluster.stub(first), spec(1))
     await append(cluster.stub(first), JOURNAL, b"content, ")
@@ -197,7 +197,7 @@ async def test_nothing_is_claimed_if_anything_changed_since_it_was_decided_on(
     )
 
 
-async def test_a_journal_made_anew_is_held_although_its_brokers_stay(cluster):
+async def test_a_journal_made_again_is_held_although_its_brokers_stay(cluster):
     broker = await cluster.start(watch_delay_s=0.2)
     await cluster.apply(cluster.stub(broker), spec(1))
     former = broker._resolver.replicas[JOURNAL]

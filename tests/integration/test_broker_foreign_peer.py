@@ -72,7 +72,7 @@ def spec(replication=2, codec=NONE, length=1 << 20):
 # ------------------------------------------------------------------------------------ the foreigner
 @dataclass
 class Spool:
-    """A replica's spool, by the contract: what is committed, and what was written behind it."""
+    """A replica's spool, by the contract: what is committed, and what was written after it."""
 
     begin: int = 0
     content: bytes = b""
@@ -393,7 +393,7 @@ async def test_a_foreign_primary_replicates_to_ours(foreign, ours, call, stub, a
     await stream.write(proposed(fragment(0, content), registers(owner="go")))
     assert await stream.read() == b""
     assert await read_all(stub, NAME) == content
-    # A roll, which nobody acknowledges, and the next append right behind it.
+    # A roll, which nobody acknowledges, and the next append right after it.
     end = len(content)
     await stream.write(proposed(fragment(end), registers(owner="go"), acknowledge=False))
     await stream.write(blob(4, b"lost"))

@@ -55,7 +55,7 @@ def listed(response):
 
 @pytest.fixture
 async def five(cluster, stub):
-    """A journal of five fragments in the store, and a local one behind them."""
+    """A journal of five fragments in the store, and a local one after them."""
     for begin, stored_at in TIMES.items():
         content = bytes([65 + begin % 26]) * SIZES[begin]
         store_fragment(cluster.fragments, JOURNAL, begin, content, stored_at=stored_at)

@@ -198,7 +198,7 @@ async def test_more_connections_than_are_served_make_room(broker, monkeypatch):
         writer.close()
 
 
-async def test_more_requests_than_are_served_are_told_so(broker, monkeypatch):
+async def test_more_requests_than_are_served_are_reported_so(broker, monkeypatch):
     monkeypatch.setattr(http_port, "_REQUESTS_MAX", 1)
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
     writer.write(request(f"GET /{JOURNAL}?block=true HTTP/1.1"))

@@ -122,7 +122,7 @@ OPERATOR = bearer(Capability.ALL)
 
 @pytest.fixture
 async def guarded(cluster):
-    """The stub of a broker that wants tokens, and has a journal of somebody else's."""
+    """The stub of a broker that wants tokens, and has a journal of another one's."""
     stub = cluster.stub(await cluster.start(auth_keys=KEY))
     applied = await stub.Apply(upserts(spec(PAY, "file:///", team="red")), metadata=OPERATOR)
     assert applied.status == pb.OK
@@ -348,7 +348,7 @@ async def test_lists_of_large_specs_fit_the_messages_of_clients(cluster, broker,
 
 
 @pytest.mark.parametrize("character", ["x", "\u0416", "\U0001f600"])
-async def test_an_error_of_large_input_is_told_in_short(cluster, broker, stub, character):
+async def test_an_error_of_large_input_is_reported_in_short(cluster, broker, stub, character):
     request = pb.FragmentStoreHealthRequest(
         fragment_store="file:///", check_delete=True, check_delete_prefix=character * 900_000
     )

@@ -1,4 +1,4 @@
-"""What nobody foresaw ends the call, or holds up the journal, that met it: never the broker."""
+"""An unforeseen error ends the call, or holds up the journal, that met it: never the broker."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ async def test_a_replica_that_has_just_been_made_keeps_no_head(cluster, etcd, et
 
 
 async def test_another_instance_of_a_replica_keeps_no_head(cluster, etcd, etcd_prefix, monkeypatch):
-    """It was started anew, and has nothing; our mirror shows the former one still."""
+    """It was started again, and has nothing; our mirror shows the former one still."""
     first, other = [await cluster.start(zone=zone) for zone in ZONES[:2]]
     context, stub = first._context, cluster.stub(first)
     await cluster.apply(stub, spec(replication=2))
@@ -334,7 +334,7 @@ async def drain_late(broker, are_at_stores, gone):
 
 
 async def test_beside_a_broker_of_gazette_no_head_is_noted(cluster, etcd, etcd_prefix, caplog):
-    """It would heed the note, append behind it, and never take it back."""
+    """It would heed the note, append after it, and never take it back."""
     broker, observer = await cluster.start(), await cluster.start(journal_limit=0)
     stub = cluster.stub(broker)
     await cluster.apply(stub, spec())
@@ -393,7 +393,7 @@ async def test_nothing_is_noted_for_a_journal_that_was_made_again(cluster, etcd,
 async def test_nothing_is_noted_by_a_broker_whose_mirror_is_late(
     cluster, etcd, etcd_prefix, monkeypatch, moved, write
 ):
-    """It would undo what others stored meanwhile, or tell the head of before their appends."""
+    """It would undo what others stored meanwhile, or tell the head from before their appends."""
     broker = await cluster.start()
     context = broker._context
     stub = cluster.stub(broker)

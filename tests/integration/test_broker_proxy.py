@@ -145,7 +145,7 @@ async def test_e5_an_append_is_forwarded_when_its_primary_left(cluster, primary)
     responses = await asyncio.gather(*queued)
     await asyncio.gather(held, draining, return_exceptions=True)
     assert {response.status for response in responses} == {pb.OK}
-    # The heir appended them, one after the other, behind what the old primary had.
+    # The heir appended them, one after the other, after what the old primary had.
     assert {response.header.process_id.suffix for response in responses} == {heir.config.id}
     spans = sorted((response.commit.begin, response.commit.end) for response in responses)
     assert spans[0][0] == 6 + 2_500_000

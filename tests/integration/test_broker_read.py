@@ -469,7 +469,7 @@ async def test_a_replica_that_closes_tells_no_end_to_who_waits_for_what_is_missi
 
 
 async def test_a_read_of_local_content_outlives_its_journal(cluster, stub):
-    """It holds the file, which is closed behind it."""
+    """It holds the file, which is closed after it."""
     await cluster.apply(stub, spec(stores=()))
     content = os.urandom(20 * MIB)
     await append(stub, JOURNAL, *(content[at : at + MIB] for at in range(0, len(content), MIB)))

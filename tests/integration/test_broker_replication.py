@@ -261,7 +261,7 @@ async def test_a_replica_that_dies_is_replaced(cluster):
 
 
 async def test_replication_grows_without_a_read_hole(cluster):
-    """R 1 to 3: brokers that join have no content of before, and serve all of it at once."""
+    """R 1 to 3: brokers that join have no content from before, and serve all of it at once."""
     await cluster.apply(spec(replication=1))
     await cluster.append(b"before ")
     await cluster.apply(spec(replication=3))
@@ -456,7 +456,7 @@ async def test_rp1_content_counts_once_it_is_proposed(cluster, target, monkeypat
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_rp2_unknown_journals_are_told(cluster, target):
+async def test_rp2_unknown_journals_are_reported(cluster, target):
     call = cluster.stubs[target].Replicate(timeout=10)
     unknown = fragment(0)
     unknown.journal = "does/not/exist"

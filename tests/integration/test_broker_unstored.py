@@ -158,7 +158,7 @@ async def listed(stub):
 async def test_no_list_leaves_out_what_a_living_broker_holds_however_long_that_takes(
     cluster, tasks, monkeypatch
 ):
-    """Who goes on behind the last fragment of a list would pass it over for good."""
+    """Who goes on after the last fragment of a list would pass it over for good."""
     second, back, draining = await handed_over(cluster, tasks)
     stub, replica = cluster.stub(second), second._resolver.replicas[JOURNAL]
     await append(stub, JOURNAL, b"here")

@@ -6,7 +6,6 @@ import contextlib
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import time
 
 import orjson
 import pytest
+from readable import is_readable
 
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client import Client, ClientConfig
@@ -137,7 +137,7 @@ def test_a_long_read_to_a_file_shows_its_progress_on_a_terminal(shared, client, 
         seen, deadline = b"", time.monotonic() + patient(60)
         while b"reading" not in seen:
             assert time.monotonic() < deadline, seen
-            if select.select([ours], [], [], 0.1)[0]:
+            if is_readable(ours, 0.1):
                 seen += os.read(ours, 65536)
         process.send_signal(signal.SIGINT)
         process.wait(patient(60))
@@ -157,14 +157,14 @@ def test_top_is_a_live_table_on_a_terminal(shared, client, root):
         seen, deadline = b"", time.monotonic() + patient(60)
         while b"(2 journals)" not in seen:
             assert time.monotonic() < deadline, seen
-            if select.select([ours], [], [], 1)[0]:
+            if is_readable(ours, 1):
                 seen += os.read(ours, 65536)
         assert b"Unpersisted" in seen
         assert f"{root}/one".encode() in seen
         process.send_signal(signal.SIGINT)
         while process.poll() is None:
             assert time.monotonic() < deadline
-            if select.select([ours], [], [], 0.1)[0]:
+            if is_readable(ours, 0.1):
                 with contextlib.suppress(OSError):
                     os.read(ours, 65536)
         assert process.returncode == 0

@@ -37,7 +37,7 @@ def name(names):
 
 
 async def filled(client, name, codec=CompressionCodec.GZIP, fragments=FRAGMENTS):
-    """A journal of several stored fragments and some content behind them; its content."""
+    """A journal of several stored fragments and some content after them; its content."""
     spec = JournalSpec(
         name=name,
         replication=1,
@@ -312,7 +312,7 @@ async def test_fragments_behind_http_are_fetched_ahead(client, shared, name):
         finally:
             server.shutdown()
             await serving
-    # The one that broke off came through the broker, and those behind it again from the store.
+    # The one that broke off came through the broker, and those after it again from the store.
     assert len(set(requests)) == FRAGMENTS
     assert client._transport.read_ahead.held_bytes == 0
 

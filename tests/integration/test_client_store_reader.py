@@ -76,7 +76,7 @@ async def test_what_is_stored_is_read_and_nothing_else(client, shared, name):
         read_store("ftp://bucket/", name)
 
 
-async def test_a_name_of_which_nothing_is_stored_is_told(shared, caplog):
+async def test_a_name_of_which_nothing_is_stored_is_reported(shared, caplog):
     """It is empty, as a journal may be; or misspelt, and nobody would know."""
     async with read_store(url_of(shared), "no/such") as reader:
         assert await reader.read() == b""
@@ -151,7 +151,7 @@ async def test_holes(client, shared, name):
         assert await reader.read() == b"twofour"
 
 
-async def test_damage_is_told(client, shared, name):
+async def test_damage_is_reported(client, shared, name):
     await create(client, name)
     fragments = await stored(client, name, b"one", b"two")
     path = shared.fragments / fragments[1].content_path

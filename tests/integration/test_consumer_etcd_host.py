@@ -8,7 +8,7 @@ from shard_group import FAILED, IDLE, PRIMARY, STANDBY, ShardGroup, shard
 from gazette_platform.consumer.cluster import encode_replica_status, primary_hint_key
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
-from gazette_platform.consumer.service import EtcdShardHost
+from gazette_platform.consumer.service.etcd_host import EtcdShardHost
 from gazette_platform.errors import DataError, JournalReplaced, ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient
 from gazette_platform.ops.tasks import TaskGroup
@@ -101,7 +101,7 @@ async def test_status_is_tried_again_when_somebody_else_wrote(group, ours, monke
     assert assignment(ours).status == PRIMARY
 
 
-async def test_nothing_is_told_under_an_assignment_that_is_gone(group, ours):
+async def test_nothing_is_reported_under_an_assignment_that_is_gone(group, ours):
     replica = await host(group, ours)
     key = assignment(ours).key
     await group.txn(Delete(key))

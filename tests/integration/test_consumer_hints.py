@@ -14,7 +14,7 @@ from gazette_platform.consumer.cluster import (
     write_status,
 )
 from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
-from gazette_platform.consumer.service import (
+from gazette_platform.consumer.service.hints import (
     StoredHints,
     fetch_hints,
     put_primary_hints,
@@ -44,7 +44,7 @@ def spec(etcd_prefix):
 
 @pytest.fixture
 async def keys(etcd, etcd_prefix, spec):
-    """Our assignment of the shard, read anew at each call."""
+    """Our assignment of the shard, read again at each call."""
     await etcd.txn(
         [],
         [
@@ -93,7 +93,7 @@ async def test_ch1_touch_of_the_status_does_not_break_guards(etcd, spec, keys):
 async def test_writer_whose_assignment_is_another_one_is_told_and_writes_nothing(etcd, spec, keys):
     before = await keys()
     await etcd.delete(before.key)
-    await etcd.put(before.key, encode_replica_status(PRIMARY))  # the same key, created anew
+    await etcd.put(before.key, encode_replica_status(PRIMARY))  # the same key, created again
     assert not await put_primary_hints(etcd, spec, before, hints(1))
     assert not await rotate_hints(etcd, spec, before, hints(2))
     assert await fetch_hints(etcd, spec) == StoredHints(None, (None, None))

@@ -83,7 +83,7 @@ async def owner(owners_of):
 
 @pytest.fixture
 async def played(owner, tmp_path):
-    """Files as somebody else plays them from the log, by name."""
+    """Files as another one plays them from the log, by name."""
 
     async def play():
         log, directory = owner.recorder.log, tmp_path / "played"
@@ -220,7 +220,7 @@ async def test_state_of_a_new_store_is_a_copy(owners_of):
         (b'{"foo":111}\n{"hello":"world"}\n[1]\n', "the JSON is not a Checkpoint"),
     ],
 )
-async def test_a_file_of_something_else_is_told(owner, content, problem):
+async def test_a_file_of_something_else_is_reported(owner, content, problem):
     (owner.directory / "state.json").write_bytes(content)
     with pytest.raises(DataError, match=problem) as caught:
         await owner.store.restore_checkpoint()
@@ -236,7 +236,7 @@ async def test_no_documents_of_go_are_read(owner):
 
 async def test_state_that_is_no_json_is_refused(owner):
     for state, kind in ((object(), None), ({"a"}, dict), ({"a": "\ud800"}, None)):
-        with pytest.raises(ValidationError, match=r"state: .* is no JSON"):
+        with pytest.raises(ValidationError, match=r"state: .* is not JSON"):
             JSONFileStore(owner.recorder, state, kind=kind)
     await owner.commit(CHECKPOINT)
     owner.store.state["self"] = object()
@@ -249,7 +249,7 @@ async def test_state_that_is_no_json_is_refused(owner):
     await owner.commit(CHECKPOINT)
 
 
-async def test_a_disk_that_fails_is_told_and_counts_no_more_after_a_commit(owner):
+async def test_a_disk_that_fails_is_reported_and_counts_no_more_after_a_commit(owner):
     (owner.directory / "state.json").mkdir()
     with pytest.raises(StoreError, match=r"state\.json cannot be read"):
         await owner.store.restore_checkpoint()

@@ -12,8 +12,8 @@ from shard_group import FAILED, IDLE, PRIMARY, STANDBY, ShardGroup, shard
 
 from gazette_platform.consumer.protocol import ShardChange, ShardSource, ShardStatus
 from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
-from gazette_platform.consumer.service import ShardGateway
-from gazette_platform.consumer.shard import MISSING_ID
+from gazette_platform.consumer.service.rpcs import ShardGateway
+from gazette_platform.consumer.shard.assignments import MISSING_ID
 from gazette_platform.errors import (
     CallFailed,
     EtcdTransactionFailed,
@@ -403,7 +403,7 @@ async def test_ca7_unassign_of_primaries_and_of_failed_replicas(group, ours):
         await client.unassign(["a b c d"])
 
 
-async def test_ca7_unassign_that_raced_with_a_status_is_told(group, ours):
+async def test_ca7_unassign_that_raced_with_a_status_is_reported(group, ours):
     key = await group.assign(SHARD, ours, 0, PRIMARY)
     await ours.tasks.close()  # it does not see what comes
     await group.etcd.put(key, b"")

@@ -22,7 +22,7 @@ class JSONFiles(StoreKind):
 
 
 class Tables(StoreKind):
-    """Of a log that is short for what the tests keep, so that databases are recorded anew."""
+    """Of a log that is short for what the tests keep, so that databases are recorded again."""
 
     async def open(self, shard, recorder):
         schema = "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT)"

@@ -403,7 +403,7 @@ async def test_prune_leaves_logs_alone_of_which_it_does_not_know_enough(
     await put_hints(group, "primary", FsmHints(LOG, (far,)))
     done = await gazctl("prune", "-l", "team=search", *flags)
     assert (done.code, done.out) == (1, "")
-    assert f"somebody writes {LOG} whose shard is not selected" in done.err
+    assert f"another process writes {LOG} whose shard is not selected" in done.err
     await put_hints(group, "primary", latest)
     with pytest.raises(Suspended):  # which it is from now on
         await client.append(LOG, b"", suspend=AppendSuspend.SUSPEND_NOW)

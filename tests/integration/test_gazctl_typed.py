@@ -196,7 +196,7 @@ def test_nan_is_greater_than_all_numbers(gazctl, root, apply, append):
         (("typed.slow", "--continuous"), "typed.slow says no `every`"),
     ],
 )
-def test_mistakes_are_told(lake, apply, args, why, tmp_path):
+def test_mistakes_are_reported(lake, apply, args, why, tmp_path):
     apply()
     apply("raw", lambda text: text.partition("typed:")[0])
     apply("slow", lambda text: text.replace("  every: 5s\n", ""))
@@ -567,7 +567,7 @@ def test_records_that_can_be_read_by_now_become_rows(lake, root, apply, append, 
     assert lake("check", "typed.orders").code == 0
 
 
-def test_rows_are_made_anew_of_offsets_and_hive_partitions(
+def test_rows_are_made_again_of_offsets_and_hive_partitions(
     lake, gazctl, root, apply, append, rows, tmp_path
 ):
     apply()

@@ -46,7 +46,7 @@ def make_again(client, shared):
 
 
 class TestTypedTables:
-    """A run refuses until a person has it begin anew."""
+    """A run refuses until a person has it restart."""
 
     @pytest.fixture
     def shop(self, client, tmp_path, names):
@@ -108,7 +108,7 @@ class TestTypedTables:
         shop.append(0, *self.records(range(2000, 2150), 2))
         assert [hole.kind for hole in shop.run().holes] == [HoleKind.MADE_AGAIN]
 
-    def test_state_that_does_not_say_its_journal_does_not_begin_anew(self, of_former_release):
+    def test_state_that_does_not_say_its_journal_does_not_restart(self, of_former_release):
         one = of_former_release.journals[0]
         report = of_former_release.run(begin_anew={one: 0})
         assert report.state.journals[one].created
@@ -242,7 +242,7 @@ class TestTypedTables:
                 runner.run(shop.spec.typed, shop.spec, wanted)
         assert self.rows(shop) == [*range(100), *([*range(1000, 1010)] if begins_anew else [])]
 
-    def test_quarantine_of_two_journals_is_told_as_such(self, make_again, shop, names):
+    def test_quarantine_of_two_journals_is_reported_as_such(self, make_again, shop, names):
         one, two = shop.journals
         for at in (0, 1):
             shop.append(at, record(1, name=5))
@@ -279,7 +279,7 @@ class TestTypedTables:
             f"typed.orders: the view does not have all of {one}: made again (`gazctl lake check typed.orders` says more)"
         )
 
-    def test_table_with_a_key_refuses_to_begin_anew(self, client, make_again, tmp_path, names):
+    def test_table_with_a_key_refuses_to_restart(self, client, make_again, tmp_path, names):
         shop = Shop(client, names.prefix, tmp_path, SPEC + "  key: [n]\n")
         one = shop.journals[0]
         shop.append(0, *self.records(range(100), 1))

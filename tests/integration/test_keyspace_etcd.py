@@ -67,7 +67,7 @@ async def test_y1_load_at_old_revision_then_watch(etcd, etcd_prefix):
     await etcd.delete(f"{etcd_prefix}2/a")
 
 
-async def test_mirror_loads_anew_after_compaction(etcd, etcd_prefix):
+async def test_mirror_loads_again_after_compaction(etcd, etcd_prefix):
     await etcd.put(f"{etcd_prefix}/a", b"1")
     space = KeySpace(etcd, etcd_prefix, TextView())
     await space.load()

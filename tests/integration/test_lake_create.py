@@ -20,7 +20,7 @@ CLICKS = [{"at": f"2026-01-02T03:04:0{n}Z", "page": f"/{n % 2}", "ms": n} for n 
 
 @pytest.fixture
 def append(shared, names):
-    """Create a journal, or use the one of before, and append records to it. Return its name."""
+    """Create a journal, or use the one from before, and append records to it. Return its name."""
     with Client(ClientConfig(address=shared.address)) as client:
 
         def run(name, content):

@@ -109,7 +109,7 @@ async def test_who_takes_a_tenure_over_waits_until_it_is_decided_on(bench):
     assert (await bench.said()).holders == ()
 
 
-async def test_all_that_is_set_aside_of_a_spool_is_told_in_one_line(bench, caplog):
+async def test_all_that_is_set_aside_of_a_spool_is_reported_in_one_line(bench, caplog):
     bench.find(b"one ", b"two ", b"three")
     await bench.say(ELSEWHERE)
     await bench.settle()

@@ -226,7 +226,7 @@ async def test_a_barrier_comes_after_what_it_was_told_to_wait_for(client, tmp_pa
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await recorder.barrier(after=[left])
-    assert not left.cancelled()  # it is somebody else's
+    assert not left.cancelled()  # it is another one's
     await service.close()
 
 
@@ -250,7 +250,7 @@ async def test_what_is_recorded_behind_a_gate_is_appended_once_that_has_opened(c
     late = await played(client, tmp_path / "late", await hints)
     assert (late.directory / "a").read_bytes() == b"before gate behind"
 
-    # Nothing was recorded behind this one yet: barriers wait for it all the same.
+    # Nothing was recorded after this one yet: barriers wait for it all the same.
     failed = asyncio.get_running_loop().create_future()
     recorder.gate([failed])
     waiting = asyncio.ensure_future(recorder.barrier())  # noqa: TID251  awaited below

@@ -202,7 +202,7 @@ async def test_a_warm_standby_is_promoted(bench):
     await standby.host.reached("STANDBY")
     assert not standby.is_ready
     await through(first, await bench.publish(3))
-    with pytest.raises(ValidationError, match="no promotion"):
+    with pytest.raises(ValidationError, match="not a promotion"):
         standby.promote(spec_of(), assigned(1, 99))
     standby.promote(spec_of(), assigned(0, 99))
     assert standby.held.create_revision == 99
@@ -335,7 +335,7 @@ async def test_ct8_hints_are_kept_between_transactions(bench):
     status = await host.reached("FAILED")
     assert status.errors == ("runTransactions: storeRecordedHints: the assignment is gone",)
     await replica.stop()
-    # Played from its hints, and from the log behind them, the store is as it was.
+    # Played from its hints, and from the log after them, the store is as it was.
     again = bench.replica(Numbered())
     store = await through(again, await bench.publish(6))
     assert store.state == {"all": 6, "k": 6}
@@ -352,7 +352,7 @@ async def head_after(client, begin):
 
 
 async def test_an_application_may_read_by_itself(bench):
-    """When its messages end, the transaction is committed, and reading begins anew."""
+    """When its messages end, the transaction is committed, and reading restarts."""
     begun = []
 
     class Reading(Numbered):
@@ -546,7 +546,7 @@ async def test_a_source_that_ends_before_it_was_read_to_is_told_of(unstored_benc
     assert application.seen == [1, 2, 3]
 
 
-async def test_sources_that_are_added_are_read_once_the_shard_is_assigned_anew(bench, caplog):
+async def test_sources_that_are_added_are_read_once_the_shard_is_assigned_again(bench, caplog):
     application = Numbered()
     spec = spec_of(log=False)
     replica = bench.replica(application, spec)

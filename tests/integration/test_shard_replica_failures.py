@@ -303,7 +303,7 @@ async def failed(bench, application, spec=None, **options):
     return (await replica.host.reached("FAILED")).errors
 
 
-async def test_cs3_cs4_ct9_failures_are_told_in_chained_texts(bench):
+async def test_cs3_cs4_ct9_failures_are_reported_in_chained_texts(bench):
     class Broken(Numbered):
         at = ""
 

@@ -278,7 +278,7 @@ def test_stream_of_a_former_release_notes_its_journals(client, shared, stream, p
     assert again.latestOffset() == noted
 
 
-def test_offsets_that_cannot_be_are_told(client, batch, stream, prefix):
+def test_offsets_that_cannot_be_are_reported(client, batch, stream, prefix):
     [name] = create(client, prefix, "a")
     client.append(name, bulk(0, 10))
     head = client.write_head(name)

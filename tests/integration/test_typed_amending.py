@@ -41,7 +41,7 @@ def world(client, names, tmp_path):
     made.catalog.close()
 
 
-def test_backfill_makes_rows_anew_by_the_spec_of_now_and_again_the_same(world):
+def test_backfill_makes_rows_again_by_the_spec_of_now_and_again_the_same(world):
     world.run(spec(is_strict=True))
     strict = world.check()
     before = typed_table(world.tables.handle(NAME).load(), NAME)
@@ -81,7 +81,7 @@ def test_rows_that_were_lost_or_are_there_twice_are_healed(world):
     world.check()
 
 
-def test_runs_go_on_while_rows_are_made_anew(world):
+def test_runs_go_on_while_rows_are_made_again(world):
     world.run(spec(is_strict=True))
 
     def meanwhile():
@@ -177,7 +177,7 @@ def test_records_that_fit_by_now_become_rows_though_content_was_pruned(world, sh
     world.append(next(iter(world.logs)), ("out",))
 
 
-def test_records_that_stay_are_told_the_reason_of_now(world):
+def test_records_that_stay_are_reported_the_reason_of_now(world):
     name = next(iter(world.logs))
     world.append(name, ("odd",), has_late=False)
     world.run(spec(is_strict=True))
@@ -258,8 +258,8 @@ def test_records_that_are_there_twice_are_not_made_rows(world):
     world.check()
 
 
-def test_backfill_is_put_into_no_table_that_is_made_anew_meanwhile(world):
-    """That has not read as far: rows of what it reads next would be there twice."""
+def test_backfill_is_put_into_no_table_that_is_made_again_meanwhile(world):
+    """That has not read as far: rows of what it reads next would be duplicated."""
     world.run(spec())
     rows = world.places(NAME)
     one = next(iter(world.logs))

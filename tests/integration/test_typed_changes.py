@@ -80,7 +80,7 @@ def test_table_is_the_database_however_changes_come(shop, seed):
                 getattr(database, name)(*arguments)
             if draw.random() < 0.4:
                 database.truncate()
-            # All that is new, and some of before again, in any order, in either journal.
+            # All that is new, and some from before again, in any order, in either journal.
             lines = database.lines()
             told, new = len(lines), lines[told:]
             new += draw.choices(lines, k=10)

@@ -172,7 +172,7 @@ def test_damaged_content_holds_up_its_journal_alone(client, shared, table, prefi
     assert table.run().state.journals.get(one) is None
 
 
-def test_what_was_pruned_before_it_was_read_is_told_and_passed_on_a_persons_word(
+def test_what_was_pruned_before_it_was_read_is_reported_and_passed_on_a_persons_word(
     client, table, prefix, monkeypatch
 ):
     (one,) = create(client, prefix, "part=0")

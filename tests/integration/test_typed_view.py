@@ -1,4 +1,4 @@
-"""Typed tables in DuckDB: rows that runs have published, and the tail behind them, each message once."""
+"""Typed tables in DuckDB: rows that runs have published, and the tail after them, each message once."""
 
 import threading
 import uuid

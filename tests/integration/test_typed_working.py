@@ -121,7 +121,7 @@ def test_rows_are_those_that_one_reader_of_committed_messages_has(typed):
 
 
 async def committed(client, journal, framing):
-    """Where messages begin that are committed, but for ACKs."""
+    """Where messages begin that are committed, except ACKs."""
     async with await read_committed(client, journal, 0, framing=framing) as reader:
         return [each.begin async for batch in reader for each in batch if each.uuid.flags != ACK]
 
@@ -141,7 +141,7 @@ def test_tail_is_read_on_to_the_end_of_its_first_message(typed):
     assert typed.numbers() == [0, 0, 1]
     assert second.left_bytes
     assert typed.run().is_whole
-    # Nobody has appended the rest: nothing is read, and it is no error.
+    # Nobody has appended the rest: nothing is read, and it is not an error.
     typed.client.append(a, typed.message(3)[:-1])
     assert typed.run().counts.messages == 0
     assert typed.numbers() == [0, 0, 1, 2]
@@ -170,7 +170,7 @@ def test_journal_that_is_shorter_than_told_is_no_end(typed):
         carry_out(job, Order(journal=a, task=longer))
 
 
-def test_orders_are_carried_out_side_by_side_and_one_that_cannot_be_read_is_told(typed):
+def test_orders_are_carried_out_side_by_side_and_one_that_cannot_be_read_is_reported(typed):
     names = [typed.journal(f"part-{part}", CompressionCodec.NONE) for part in range(5)]
     for part, name in enumerate(names):
         typed.store(name, typed.messages(*range(part + 1)))

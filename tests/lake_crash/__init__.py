@@ -1,7 +1,7 @@
 """Crashes of registration on real servers: `python -m tests.lake_crash --seed 7`, or `make lake-crash`.
 
 A *case* is a table of its own, with its journals, its store (a folder or S3) and a *history*: a list of
-*steps* that follow from the seed (`plan`). Some store fragments, as brokers of before would have: late,
+*steps* that follow from the seed (`plan`). Some store fragments, as brokers from before would have: late,
 over one another, in the hour beside; some append through the broker; others run a *life* of the
 registrar, a process that is ended by SIGKILL, or whose neighbours answer wrongly, at one of its calls
 (`registrar`, `faults`), or between the first two calls between which none was killed yet (`pairs`). When a history is over, lives without faults go on until they have nothing to

@@ -435,7 +435,7 @@ class _History:
         self.hour = min(self.hour + 1, len(_HOURS) - 1)
         self.grow(journal)
         self.grow(journal)
-        # Behind what is pruned something must be left that a tick has registered: else nobody could
+        # After what is pruned something must be left that a tick has registered: else nobody could
         # tell it from a store that went away.
         self.steps += [Seen(), Tick(_TICKS_OF_A_PRUNE)]
         known = self.heads[journal]

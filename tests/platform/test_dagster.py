@@ -283,7 +283,7 @@ def test_lost_cursor_registers_no_row_twice(ask, sales, events, trino):
     told = len(events(path))
     lost = ask(CURSOR, cursor=None)["setSensorCursor"]
     assert lost["__typename"] == "Sensor", lost
-    # What is new behind it: once that is registered, so was all that came before it.
+    # What is new after it: once that is registered, so was all that came before it.
     sales.order("eu", 10)
     sales.client.flush("name:prefix=sales/purchases/")
     wait_until(lambda: rows_of(events, path) == total(sales), timeout_s=TOLD_S, poll_s=1.0)

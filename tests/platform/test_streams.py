@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import re
 import statistics
 import subprocess
@@ -234,9 +235,9 @@ def test_pruning_deletes_whole_fragments_only(own, client, gazctl, platform):
 def test_readme_snippet_tails_what_it_appends(own, platform, client, readme):
     journal = own.journal("clicks")
     code = readme.python("client.tail").replace("events/clicks", journal)
-    code = code.replace("http://localhost:8080", platform.endpoints.broker)
+    environment = os.environ | {"BROKER_ADDRESS": platform.endpoints.broker}
     with subprocess.Popen(
-        [sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, env=environment
     ) as process:
         try:
             # Its loop follows the journal without end, so a later append comes, too.

@@ -197,7 +197,7 @@ def test_changes_become_the_rows_of_their_source(
     rows_of = f"SELECT id, name FROM {{}}{own.schema}.rows ORDER BY id"
 
     def every_engine_has(told):
-        """Before a run by its tail, and behind it in all engines."""
+        """Before a run by its tail, and after it in all engines."""
         client.append(journal, b"".join(told))
         expected = sorted((key, row["name"]) for key, row in database.rows.items())
         as_texts = [[str(key), name] for key, name in expected]

@@ -136,7 +136,7 @@ def test_fast_forward_refuses_whoever_is_late(table, handle):
     with pytest.raises(SparkRefused, match="main is not an ancestor of held"):
         table.fast_forward("held")
     assert (table.numbers(), offsets(table)) == ([1, 2, 3], "2-3")
-    # Nor is anything published on top of maintenance: such a run has to be made anew.
+    # Nor is anything published on top of maintenance: such a run has to be made again.
     table.stage_on_branch("third", head_of(handle.load().metadata), [4])
     table.optimize()
     with pytest.raises(SparkRefused, match="main is not an ancestor of third"):
@@ -205,7 +205,7 @@ def test_append_is_published_on_top_of_maintenance(table, handle):
     assert progress_of(handle.load().metadata) == head_of(handle.load().metadata) == second
 
 
-def test_upsert_is_published_whole_and_staged_anew_behind_maintenance(table, handle):
+def test_upsert_is_published_whole_and_staged_again_behind_maintenance(table, handle):
     first = publish(handle, None, table.stage([1, 2], gazette_offsets="0-2"))
     second = publish(
         handle, first, table.stage_merge([(2, "new"), (3, "new")], gazette_offsets="2-4")

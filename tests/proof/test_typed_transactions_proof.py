@@ -1,7 +1,7 @@
 """Transactions that span runs of a typed table, and what has to be kept for them.
 
 See docs/internals/typed-tables.md. Runs are the smallest that there can be: read what is committed behind the
-state of the snapshot, stage it with the state behind it, publish.
+state of the snapshot, stage it with the state after it, publish.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Runs:
         self._handle = handle
 
     async def __call__(self, *, dies=False):
-        """Read, stage and publish. Returns: the state behind it, and how many messages were read again."""
+        """Read, stage and publish. Returns: the state after it, and how many messages were read again."""
         now = await asyncio.to_thread(self._handle.load)
         start = progress_of(now.metadata)
         state = self.state_of(now, start)

@@ -206,7 +206,7 @@ def test_changes_are_reported(cluster, data):
 @settings(deadline=None)
 @given(clusters(limit_max=30), st.data())
 def test_a_member_that_leaves_moves_little_else(cluster, data):
-    """With room for all, what leaves is placed anew, and shares and zones move a few others."""
+    """With room for all, what leaves is placed again, and shares and zones move a few others."""
     limits = dict.fromkeys(cluster.limits, 40)
     cluster = Cluster(limits, cluster.wanted, cluster.assigned)
     solver = Solver()
@@ -219,6 +219,6 @@ def test_a_member_that_leaves_moves_little_else(cluster, data):
     after = solve(solver, left)
     lost = sum(gone in ids for ids in chosen.values())
     moved = sum(len(set(after[n]) - set(chosen[n])) for n in chosen)
-    # Each unit that is placed anew may push others out of the way: one that its share is too large by,
+    # Each unit that is placed again may push others out of the way: one that its share is too large by,
     # and one that leaves a zone for it.
     assert moved <= 3 * lost

@@ -232,7 +232,7 @@ def test_brokers_that_keep_nothing_leave_no_holder():
         assert standing_of(after, A) == Standing(is_holder=False, valid_to=100)
         assert shared(after) == Held()
         assert claimed(after, B, end=0).record.holders == (B,)
-    # What was let go of is stored: they go on behind it, as everybody does.
+    # What was let go of is stored: they go on after it, as everybody does.
     assert shared(released(record_of(A), A, 101)) == GoOn(101, REGISTERS)
 
 

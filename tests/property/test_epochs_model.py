@@ -542,7 +542,7 @@ class Journal(RuleBasedStateMachine):
             ), f"lost {offset}"
 
     def is_forgotten(self, one: Tenure) -> bool:
-        """Whether it was no holder for more epochs than the record remembers."""
+        """Whether it was not a holder for more epochs than the record remembers."""
         latest = self.latest.get(one.holder.tenure)
         return self.record is None or latest is None or self.record.epoch - latest > PAST_MAX
 

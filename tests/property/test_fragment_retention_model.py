@@ -107,7 +107,7 @@ def test_a_run_that_ended_in_the_middle_is_completed_by_another(stored, rule, kn
     removed = Counter(done) + Counter(again.remove)
     assert removed <= Counter(plan.remove)
     # What brokers have, too, was in stores at first. If the first run removed it, brokers may be about to
-    # store it again: then the other run makes no gap behind it yet.
+    # store it again: then the other run makes no gap after it yet.
     before, after = (CoverSet(each.fragment for each in of) for of in (stored, left))
     if all(
         before.covers(each.begin, each.end) == after.covers(each.begin, each.end)

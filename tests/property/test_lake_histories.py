@@ -40,14 +40,14 @@ class History(World):
         self.append(journal, 1, hour)
 
     def late(self, journal, hour):
-        """Bytes that brokers do not list yet, and a fragment behind them."""
+        """Bytes that brokers do not list yet, and a fragment after them."""
         made = self.files.append(journal, b'{"id":1}\n' * 2, is_persisted=False)
         self.append(journal, 1, hour)
         self.files.forget(made)
         self.hidden.append((made, hour, False))
 
     def local(self, journal, hour):
-        """Bytes that only brokers have, and a fragment behind them."""
+        """Bytes that only brokers have, and a fragment after them."""
         made = self.files.append(journal, b'{"id":1}\n', is_persisted=False)
         self.append(journal, 1, hour)
         self.hidden.append((made, hour, True))

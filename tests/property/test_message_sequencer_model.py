@@ -56,7 +56,7 @@ class Model:
 
 
 def laid_out(steps):
-    """Envelopes of `(journal, producer, clock, flags, length)`, one behind the other in each."""
+    """Envelopes of `(journal, producer, clock, flags, length)`, one after the other in each."""
     ends = dict.fromkeys(JOURNALS, 0)
     log = []
     for journal, producer, clock, flags, length in steps:
@@ -186,7 +186,7 @@ def test_all_that_is_committed_comes_once_and_in_order(steps, ring):
     st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=6),
 )
 def test_crashes_anywhere_change_nothing(steps, ring, crashes):
-    """A crash forgets all behind the last checkpoint: what was used since then comes again."""
+    """A crash forgets all after the last checkpoint: what was used since then comes again."""
     log = laid_out(steps)
     kept: list[Envelope] = []
     sequencer = sequencer_of(ring)

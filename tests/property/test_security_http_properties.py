@@ -68,7 +68,7 @@ def test_events_are_the_same_however_content_is_cut(parts, sizes, offset):
         at, step = at + size, step + 1
     joined = b"".join(events)
     assert joined == b"".join(whole.feed(content))
-    # One event a line, and the last id is the offset behind the last whole line.
+    # One event a line, and the last id is the offset after the last whole line.
     assert joined.count(b"\n\n") == content.count(b"\n")
     ids = [int(line[4:]) for line in joined.split(b"\n") if line.startswith(b"id: ")]
     ends = [offset + n + 1 for n, byte in enumerate(content) if byte == ord("\n")]

@@ -94,7 +94,7 @@ def test_of_overlapping_journals_the_oldest_alone_is_served(journals):
         else:
             assert not clashes
             assert name in folders
-    # What is forgotten is no obstacle.
+    # What is forgotten is not an obstacle.
     state.items = {}
     guard.on_change()
     assert guard._places._entries == []
@@ -135,7 +135,7 @@ def test_an_older_journal_that_takes_a_folder_later_has_it():
         guard.check(young)
 
 
-def test_an_error_that_nobody_foresaw_costs_one_journal_its_stores_and_no_other(monkeypatch):
+def test_an_unforeseen_error_costs_one_journal_its_stores_and_no_other(monkeypatch):
     specs = [JournalSpec(name, 1, fragment=FragmentSpec(stores=("file:///",))) for name in "abc"]
     items = {
         spec.name: SimpleNamespace(spec=spec, create_revision=age) for age, spec in enumerate(specs)

@@ -156,7 +156,7 @@ def test_restarts_of_the_connector_take_no_row_back(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_by_journal_the_last_of_it_counts_whatever_positions_say(seed):
-    # As after a database was restored elsewhere, whose log begins anew.
+    # As after a database was restored elsewhere, whose log restarts.
     draw, database = Random(seed), Database(lambda at: postgres_source(2**40 - at))
     lines, moments = told_by(database, steps_of(draw, 10))
     table, at = Table(spec_of(more="change_data: debezium\n  order: journal")), 0

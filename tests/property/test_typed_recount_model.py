@@ -23,7 +23,7 @@ def tasks_of(ends, begin, end):
 
 
 def check(log, data):
-    """Each message is told once, in the span that it is in, and if and only if it is committed."""
+    """Each message is reported once, in the span that it is in, and if and only if it is committed."""
     ends = [0, *(one.end for one in log)]
     begin, end = sorted([data.draw(st.sampled_from(ends)), data.draw(st.sampled_from(ends))])
     if begin == end:

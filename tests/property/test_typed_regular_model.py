@@ -45,7 +45,7 @@ def screened(log, state, end, ring_size):
 
 
 def compare(steps, cuts, ring_size):
-    """Ranges one behind the other, each by both ways: rows, their order, states, counts and what is told."""
+    """Ranges one after the other, each by both ways: rows, their order, states, counts and what is told."""
     log = laid_out(steps)
     ends = [0, *(one.end for one in log)]
     state = JournalState()
@@ -109,6 +109,6 @@ def test_what_ends_a_transaction_that_was_open_is_left_to_the_sequencer_and_no_m
     known = {PRODUCERS[0]: Producer(1, 0, 2)}
     steps = [(0, 4, CONT), (1, 7, OUT), (0, 5, ACK), (0, 6, CONT), (0, 7, ACK), (0, 7, ACK)]
     assert decided(*steps, known=known) == ([1, 3], [0, 2])
-    # It began anew: its producer was thought to be further.
+    # It restarted: its producer was thought to be further.
     known = {PRODUCERS[0]: Producer(9, 0, 2)}
     assert decided(*steps, known=known) == ([1], [0, 2, 3, 4, 5])

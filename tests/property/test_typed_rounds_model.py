@@ -161,7 +161,7 @@ groups = st.sampled_from([1, 3, 1000])
 
 
 def backfilled(workers, known, begin, end, *, sizes):
-    """Offsets of the rows that a backfill makes, and whether a transaction is open behind it.
+    """Offsets of the rows that a backfill makes, and whether a transaction is open after it.
 
     Args:
         known: states of runs, the last one that of the table.
@@ -299,7 +299,7 @@ def test_all_that_was_written_for_a_journal_that_is_given_up_was_in_vain():
     assert (turns.outputs, turns.orders) == ([], [])
 
 
-def test_what_has_to_be_read_again_and_cannot_be_is_told():
+def test_what_has_to_be_read_again_and_cannot_be_is_reported():
     log = laid_out(TRANSACTIONS)
     workers, (state,) = read_by_runs(log, [0, 20], tells_messages=True)
     turns = JournalRounds(
@@ -380,7 +380,7 @@ TRANSACTIONS = [
 
 
 def read_by_runs(log, cuts, **more):
-    """Workers that have read a journal in such runs, and the state behind each."""
+    """Workers that have read a journal in such runs, and the state after each."""
     options = {"block": 9, "group_messages": 9, "ring_size": 9, "tells_messages": False} | more
     workers, states = Workers(log, **options), [None]
     for span in pairwise(cuts):

@@ -102,7 +102,7 @@ def sections(draw):
 
 @settings(max_examples=500)
 @given(section=sections() | JUNK)
-def test_what_is_taken_makes_a_table_and_what_is_not_is_told(section):
+def test_what_is_taken_makes_a_table_and_what_is_not_is_reported(section):
     spec, errors = read_typed_spec(RAW, section, {"a.json": msgspec.json.encode(SCHEMA)})
     if spec is None:
         assert errors

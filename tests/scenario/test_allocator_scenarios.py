@@ -358,7 +358,7 @@ async def test_hand_over_goes_on_when_the_leader_dies_half_way(cluster):
     cluster.sync()
     await cluster.settle()
     cluster.assert_settled()
-    # The next leader takes what was begun for what is to be: little is started anew.
+    # The next leader takes what was begun for what is to be: little is started again.
     lost = sum("A1" in held for held in before.values())
     assert moved(before, cluster.assigned) <= lost
 

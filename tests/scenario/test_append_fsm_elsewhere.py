@@ -80,7 +80,7 @@ def test_a_status_that_passes_by_itself_is_waited_for(status):
 
 
 @pytest.mark.parametrize("status", [Status.JOURNAL_NOT_FOUND, Status.SUSPENDED])
-def test_a_status_that_stays_is_told_at_once(status):
+def test_a_status_that_stays_is_reported_at_once(status):
     found = Resolved(status, is_local_primary=False, spec=SPEC, revision=7, may_wait=True)
     machine = asked_elsewhere(dataclasses.replace(REQUEST, suspend=AppendSuspend.SUSPEND_NO_RESUME))
     assert machine.step(found) == Fail(status)

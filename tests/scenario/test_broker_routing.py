@@ -207,7 +207,7 @@ class Stage:
 
 
 class Client(ContentSource):
-    """The messages of an append; waits for more behind the last one, unless that is the end."""
+    """The messages of an append; waits for more after the last one, unless that is the end."""
 
     def __init__(self, *messages):
         self.messages = list(messages)
@@ -323,7 +323,7 @@ async def test_aa16_a_client_that_ends_without_commit(remote, peer, tasks):
     assert (failure.code, failure.text) == (Code.UNKNOWN, text)
 
 
-async def test_aa16_content_that_fails_is_told_in_its_own_words(remote, peer, tasks):
+async def test_aa16_content_that_fails_is_reported_in_its_own_words(remote, peer, tasks):
     appending = spawn(tasks, remote.append(RpcFailed(Code.UNKNOWN, "too slow")))
     assert await peer.next()
     assert await peer.next() is None, "an end without commit"

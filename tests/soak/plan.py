@@ -2,7 +2,7 @@
 
 Faults come in *episodes*, and each begins when all is well again: a fault of one broker, of consumers, of etcd, of
 PostgreSQL or of a producer, or one of a broker and one of consumers together. Each kind comes once before any comes
-again, in an order that is drawn anew each time; but first of all a clock jumps, so that the others come behind it, and
+again, in an order that is drawn again each time; but first of all a clock jumps, so that the others come after it, and
 PostgreSQL is restarted, so that short runs have that, too.
 """
 

@@ -1,4 +1,4 @@
-"""Journals and shards of a run: those of the example, on more kinds of stores, and a shard behind them. Pure."""
+"""Journals and shards of a run: those of the example, on more kinds of stores, and a shard after them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumer of the soak: the summer of the example on more kinds of stores, and a shard behind it.
+"""The consumer of the soak: the summer of the example on more kinds of stores, and a shard after it.
 
 That one reads the sums that others publish, and passes them on with its count of them.
 """

@@ -92,7 +92,7 @@ class SoakResult:
     faults: Counter[str]
     sums: Sums
     passed_on: Sums
-    """The same, by the shard behind them."""
+    """The same, by the shard after them."""
     late_s_max: float
     """Seconds from the last chunk of a stream to its sum, at most."""
     reasons: list[str] = field(default_factory=list)

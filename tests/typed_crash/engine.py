@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CountingMerger", "kill_engine", "open_engine"]
 
-# Of other processes, which a Spark of one's own must not heed.
+# Of other processes, which a Spark of your own must not heed.
 _CONNECTED = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE")
 
 

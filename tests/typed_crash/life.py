@@ -1,7 +1,7 @@
 """A life: a process that runs a typed table once, with calls that count.
 
 It is forked from a server that has loaded all that it needs, so that it begins within milliseconds. Its workers are in this
-process, too, for what a worker of Spark does is the same; but for lives that have a Spark of their own (`engine`).
+process, too, for what a worker of Spark does is the same; except lives that have a Spark of their own (`engine`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class LifeReport:
 
 
 def live(life: Life) -> None:
-    """Live it. Exits with 1 if it failed by something that is no error of ours."""
+    """Live it. Exits with 1 if it failed by something that is not an error of ours."""
     log = os.open(life.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -118,7 +118,7 @@ def live(life: Life) -> None:
 
 
 class _LifeCalls(Calls):
-    """Calls of a life, by names that say what it does if it is no run; and what strikes it amid one."""
+    """Calls of a life, by names that say what it does if it is not a run; and what strikes it amid one."""
 
     def __init__(self, life: Life) -> None:
         super().__init__(life.fault, life.folder / "trace", life.spared)

@@ -1,4 +1,4 @@
-"""What is appended to journals: producers that repeat themselves, roll back, and send what is no record."""
+"""What is appended to journals: producers that repeat themselves, roll back, and send what is not a record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to be, from what was appended alone: said anew, without a line of what is tried. Pure."""
+"""What there is to be, from what was appended alone: said again, without a line of what is tried. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REASONS = {"wrong": 'n: "a text" is no bigint', "cut": "ends within a record"}
 
 
 class Row(NamedTuple):
-    """A row of a typed table, but for where its message begins."""
+    """A row of a typed table, except where its message begins."""
 
     end: int
     uuid: str | None
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A quarantined record, but for where it begins."""
+    """A quarantined record, except where it begins."""
 
     end: int
     uuid: str | None
@@ -136,7 +136,7 @@ class _Span:
 def _committed(
     appended: Sequence[Appended], acked: dict[bytes, int], spans: dict[bytes, _Span]
 ) -> Iterator[Appended]:
-    """Messages as they are committed. Leaves behind what is known of producers: clocks, and open transactions."""
+    """Messages as they are committed. Leaves after what is known of producers: clocks, and open transactions."""
     for one in appended:
         message = one.message
         who, clock = message.producer, message.clock

@@ -56,7 +56,7 @@ class Run:
     fault: Fault | None = None
     """Of mode ``struck`` it is killed that many milliseconds after the call was begun."""
     what: str = "run"
-    """``run``, ``backfill``, ``reprocess``, or ``begin anew``: a run that reads journals that were made again."""
+    """``run``, ``backfill``, ``reprocess``, or ``restart``: a run that reads journals that were made again."""
     has_engine: bool = False
     """Whether it has a Spark of its own, which carries out orders, and dies with it."""
 
@@ -159,7 +159,7 @@ def _appends(draw: Random, journals: int, acts: tuple[str, ...] = _PLAIN) -> Ite
 
 
 def _killed(draw: Random, journals: int) -> Iterator[object]:
-    """At any call, before and behind it; lives that are not ended so are aimed."""
+    """At any call, before and after it; lives that are not ended so are aimed."""
     for _ in range(4):
         yield from _appends(draw, journals)
         side = draw.choice(("before", "after"))
@@ -266,7 +266,7 @@ def _restaged(draw: Random, journals: int) -> Iterator[object]:
 
 
 def _backfilled(draw: Random, journals: int) -> Iterator[object]:
-    """Rows are made anew, of a spec that has changed and a table that was damaged, while runs go on."""
+    """Rows are made again, of a spec that has changed and a table that was damaged, while runs go on."""
     yield from _appends(draw, journals, _SPANS)
     yield Run()
     yield from _appends(draw, journals, _SPANS)
@@ -316,7 +316,7 @@ def _engines(draw: Random, journals: int) -> Iterator[object]:
 
 
 def _made_again(draw: Random, journals: int) -> Iterator[object]:
-    """A journal is deleted and made again. Runs pass it over, however long it is, until one begins anew with it."""
+    """A journal is deleted and made again. Runs pass it over, however long it is, until one restarts with it."""
     yield from _appends(draw, journals, _SPANS)
     yield Run(Fault("killed after", draw.randint(5, 60)))
     yield from _appends(draw, journals, _SPANS)

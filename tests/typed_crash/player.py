@@ -87,7 +87,7 @@ class Facts:
 
 
 class Player:
-    """Plays one case. Several may play at the same time, but for what restarts servers.
+    """Plays one case. Several may play at the same time, except what restarts servers.
 
     Args:
         world: servers.

@@ -90,7 +90,7 @@ def judge(
     Args:
         name: of the case.
         wanted: by journal.
-        found: what there is.
+        found: what exists.
         is_keyed: whether of messages of a key the last is a row.
         is_parted: whether the table has partitions.
     """

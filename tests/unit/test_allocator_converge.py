@@ -167,7 +167,7 @@ def test_members_that_are_gone_are_not_added():
     assert step(cluster({}, members=(B, C)), [A]) is None
 
 
-def test_refused_items_are_told():
+def test_refused_items_are_reported():
     state = cluster({A: 0}, replication=2)
     loads = Loads(state, {A: 10, B: 0})
     assert converge_item(P, state, ITEM, desired=[A, B], replication=2, loads=loads) is None
@@ -187,7 +187,7 @@ def test_a1_totals_and_primaries_by_member():
     state = cluster({A: 0, B: 1, C: 2}, others={C: 1})
     assert [len(state.assignments_to(m)) for m in (A, B, C)] == [1, 1, 2]
     assert [state.primaries_of(m) for m in (A, B, C)] == [1, 0, 1]
-    # An assignment of an item that does not exist counts for its member, and is no item.
+    # An assignment of an item that does not exist counts for its member, and is not an item.
     assert list(state.journals) == [ITEM]
     held = {m: sorted(a.journal for a in state.assignments_to(m).values()) for m in (A, B, C)}
     assert held == {A: [ITEM], B: [ITEM], C: [ITEM, "other/0"]}

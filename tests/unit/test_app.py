@@ -157,7 +157,7 @@ def test_a_bad_value_is_one_clear_message_that_names_the_flag(flag, message, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_application_that_consumes_nothing_is_told_so(capsys):
+def test_an_application_that_consumes_nothing_is_reported_so(capsys):
     class Nothing(Application):
         def new_store(self, shard, recorder):
             return MemoryStore({})

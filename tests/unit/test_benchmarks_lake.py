@@ -33,7 +33,7 @@ def ticks(platform):
     return SensorTicks(resources, platform.instance, CLOCK)
 
 
-def test_a_backlog_that_is_not_registered_is_told(platform, ticks, monkeypatch):
+def test_a_backlog_that_is_not_registered_is_reported(platform, ticks, monkeypatch):
     monkeypatch.setattr(lake_backlog, "_REGISTERED_TIMEOUT_S", 0.0)
     with pytest.raises(LakeError, match="not registered within"):
         register_backlog(SMALL, {"backlog/part=000": 1}, ticks, platform.tables, CLOCK)

@@ -76,7 +76,7 @@ def test_a_journal_goes_nowhere_that_no_fragment_can_be(suspend_offset, spool_en
 
 
 def test_content_waits_until_etcd_says_no_more_where_to_go_on():
-    """A broker without our spool would begin before that content, with registers of before."""
+    """A broker without our spool would begin before that content, with registers from before."""
     request, taken_back = (
         AppendRequest("a/journal"),
         WriteSuspend(SuspendSpec(SuspendLevel.NONE, 0)),

@@ -494,7 +494,7 @@ async def test_e5_an_append_that_comes_after_close_is_not_ours(bench):
 
 
 async def test_outcomes_reach_nobody_who_left(bench):
-    """Answering a caller that is gone is no error."""
+    """Answering a caller that is gone is not an error."""
     pending = Pending(
         machine=fsm.AppendFSM(events.AppendRequest("a/journal")),
         done=asyncio.get_running_loop().create_future(),
@@ -539,7 +539,7 @@ async def test_a_streamed_append_that_outlasts_the_lease_never_counts(bench):
     [(Draft, "_write"), (fsm.AppendFSM, "step"), (JournalSpool, "commit"), (Spool, "commit")],
     ids=["writing", "deciding", "settling", "committing"],
 )
-async def test_what_nobody_foresaw_ends_the_appends_that_met_it(bench, monkeypatch, owner, method):
+async def test_unforeseen_error_ends_the_appends_that_met_it(bench, monkeypatch, owner, method):
     """The journal goes on with the next ones, at the offset that is free."""
     await bench.append(b"before ")
     whole = getattr(owner, method)
@@ -549,7 +549,7 @@ async def test_what_nobody_foresaw_ends_the_appends_that_met_it(bench, monkeypat
         await submitted[0]
     assert caught.value.code is Code.INTERNAL
     monkeypatch.setattr(owner, method, whole)
-    with contextlib.suppress(RpcFailed):  # in the same batch, or behind it
+    with contextlib.suppress(RpcFailed):  # in the same batch, or after it
         await submitted[1]
     assert bench.faults.reported == 1
     at = bench.spool.end
@@ -557,7 +557,7 @@ async def test_what_nobody_foresaw_ends_the_appends_that_met_it(bench, monkeypat
     assert bench.read() in (b"before after", b"before secondafter")
 
 
-async def test_what_nobody_foresaw_in_telling_of_it_stops_no_journal(bench, monkeypatch):
+async def test_unforeseen_error_in_telling_of_it_stops_no_journal(bench, monkeypatch):
     await bench.append(b"before ")
     with monkeypatch.context() as broken:
         broken.setattr(bench.replicator, "reset", lambda _: {}["unforeseen"])
@@ -569,7 +569,7 @@ async def test_what_nobody_foresaw_in_telling_of_it_stops_no_journal(bench, monk
         await bench.appender.close()
 
 
-async def test_a_stream_that_meets_what_nobody_foresaw_is_answered(bench, monkeypatch):
+async def test_a_stream_that_meets_unforeseen_error_is_answered(bench, monkeypatch):
     stream = Stream()
     waiting = bench.submit(stream=stream)
     monkeypatch.setattr(Draft, "write", lambda *_, **__: {}["unforeseen"])

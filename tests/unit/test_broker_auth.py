@@ -99,7 +99,7 @@ def test_bad_keys_name_their_flag():
 
 
 # --------------------------------------------------------------------------------- who signs
-def test_a_client_signs_anew_when_half_of_a_tokens_life_is_over():
+def test_a_client_signs_again_when_half_of_a_tokens_life_is_over():
     clock = ManualClock()
     authorizer = Authorizer(ClientConfig(auth_keys=ONE), clock)
     first = authorizer.metadata(Capability.READ, "a/journal")

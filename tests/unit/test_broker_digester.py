@@ -226,7 +226,7 @@ async def test_s8_a_disk_that_cannot_be_read_is_tried_again(bench, monkeypatch, 
     assert bench.spool.digest_lag == 0
 
 
-async def test_a_disk_too_full_to_compress_holds_nobody_up(bench, monkeypatch, caplog):
+async def test_a_disk_too_full_to_compress_blocks_nothing_else(bench, monkeypatch, caplog):
     def pwrite(fd, data, at):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -261,7 +261,7 @@ async def test_content_goes_before_its_compressed_form(bench):
     assert (await bench.digester.complete()).compressed is None
 
 
-async def test_compression_that_hangs_holds_nobody_up(tmp_path):
+async def test_compression_that_hangs_blocks_nothing_else(tmp_path):
     """Its threads are its own: a sum, and a slice of another journal's, pass by."""
     tasks = TaskGroup("test")
     gate = threading.Event()

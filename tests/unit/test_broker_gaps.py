@@ -83,7 +83,7 @@ async def test_they_are_asked_again_while_one_of_them_has_more(bench):
     assert bench.asked == 2
 
 
-async def test_an_error_that_nobody_foresaw_is_reported_and_they_are_asked_again():
+async def test_an_unforeseen_error_is_reported_and_they_are_asked_again():
     faults = Faults()
     tasks = TaskGroup("test", faults=faults)
     bench = Bench(tasks)
@@ -220,7 +220,7 @@ async def test_what_another_broker_held_is_read_once_it_is_stored(bench, tasks):
 async def test_what_was_pruned_up_to_a_noted_head_is_waited_for_until_others_were_asked(
     bench, tasks
 ):
-    """Nothing lies behind it, as in a journal that was suspended: it is gone at once, and not in minutes."""
+    """Nothing lies after it, as in a journal that was suspended: it is gone at once, and not in minutes."""
     waiting = tasks.spawn(bench.gaps.wait(3, noted_head=9))
     await bench.began.wait()
     assert not waiting.done()

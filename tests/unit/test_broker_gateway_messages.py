@@ -68,7 +68,7 @@ _BAD_BLOCK = 'schema: error converting value for "block" (expected true or false
         ([("extra", "1")], 'schema: invalid path "extra" (known: offset, block)'),
     ],
 )
-def test_h1_bad_queries_are_told_in_the_words_of_gazette_and_what_to_do(pairs, text):
+def test_h1_bad_queries_are_reported_in_the_words_of_gazette_and_what_to_do(pairs, text):
     with pytest.raises(ValidationError) as caught:
         ReadQuery.parse(pairs)
     assert str(caught.value) == text

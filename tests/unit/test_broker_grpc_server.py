@@ -1,4 +1,4 @@
-"""Ports that cannot be had are explained; callers that have gone are no errors."""
+"""Ports that cannot be had are explained; callers that have gone are not errors."""
 
 from __future__ import annotations
 

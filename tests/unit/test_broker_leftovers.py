@@ -32,7 +32,7 @@ def left_of(journal):
     return SimpleNamespace(tenure=SimpleNamespace(journal=journal, id="f00d"))
 
 
-async def test_one_that_nobody_foresaw_holds_up_no_other(tmp_path):
+async def test_unforeseen_one_holds_up_no_other(tmp_path):
     faults = Faults()
     leftovers, settled = leftovers_in(tmp_path, faults), []
 
@@ -54,7 +54,7 @@ async def test_one_that_nobody_foresaw_holds_up_no_other(tmp_path):
     assert isinstance(faults.last, OverflowError)
 
 
-async def test_while_etcd_is_away_they_stay_and_no_fault_is_told(tmp_path, monkeypatch, caplog):
+async def test_while_etcd_is_away_they_stay_and_no_fault_is_reported(tmp_path, monkeypatch, caplog):
     async def read(*_):
         raise EtcdError("cannot reach etcd")
 

@@ -23,7 +23,7 @@ from gazette_platform.testing.waiting import turns
 JOURNALS = 30_000  # some tenth of a second
 
 
-async def test_a_list_of_many_journals_holds_nobody_up():
+async def test_a_list_of_many_journals_blocks_nothing_else():
     state = BrokerState("/p")
     fragment = FragmentSpec(length=1024, codec=CompressionCodec.NONE, refresh_interval_ns=10**9)
     for n in range(JOURNALS):

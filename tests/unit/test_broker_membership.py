@@ -54,13 +54,13 @@ def test_a_process_that_slept_past_its_lease_knows_by_its_own_clock(membership, 
 
 def test_an_evicted_broker_knows_by_its_mirror(membership, state):
     state.remove(KEY)
-    assert "no member" in membership.problem
+    assert "no longer a member" in membership.problem
 
 
 def test_a_successor_of_the_same_name_is_not_us(membership, state):
     state.remove(KEY)
     put(state, lease=78)
-    assert "no member" in membership.problem
+    assert "no longer a member" in membership.problem
 
 
 def test_the_first_reason_to_give_up_stays(membership):

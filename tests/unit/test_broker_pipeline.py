@@ -311,7 +311,7 @@ async def test_p2_a_peer_that_takes_nothing_is_asked_why(bench, monkeypatch, ans
 
 
 @pytest.mark.parametrize("doing", ["send to", "recv from"])
-async def test_what_nobody_foresaw_breaks_it_too(bench, doing):
+async def test_unforeseen_error_breaks_it_too(bench, doing):
     peer, error = bench.peers[A], ZeroDivisionError("unforeseen")
     if doing == "send to":
         peer.refusal = error

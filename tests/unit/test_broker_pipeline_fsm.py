@@ -161,7 +161,7 @@ def test_fs24_a_failed_stream_breaks_the_pipeline():
     assert machine.step(Failed(1, text)) == Broke(text)
 
 
-def test_misuse_is_told():
+def test_misuse_is_reported():
     machine = pipeline()
     machine.ask()
     with pytest.raises(RuntimeError, match="1 unsettled"):

@@ -66,7 +66,7 @@ class Content:
         asyncio.InvalidStateError("over"),
     ],
 )
-async def test_a_call_that_breaks_is_told_by_its_answer(operation, error):
+async def test_a_call_that_breaks_is_reported_by_its_answer(operation, error):
     sender = Sender(GrpcCall(Call(**{operation: error})), Content(b"content", None))
     await sender.run(b"first")
     assert sender.failure is None

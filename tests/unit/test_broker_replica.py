@@ -273,7 +273,7 @@ async def test_a_closed_replica_has_no_timers(bench):
 
 
 # ------------------------------------------------------------------------------------- fragments
-async def test_the_sum_of_the_open_fragment_is_told(bench):
+async def test_the_sum_of_the_open_fragment_is_reported(bench):
     await bench.append(b"foo")
     listed = bench.replica.index.lookup(0).fragment
     assert listed.sum == ZERO_SUM

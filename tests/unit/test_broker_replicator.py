@@ -170,7 +170,7 @@ async def test_what_a_replica_may_have_that_is_not_there_keeps_its_offsets(bench
 
 
 async def test_no_replica_is_moved_behind_what_nobody_has(bench, monkeypatch):
-    """Its primary may leave before it says more: the journal would go on behind a hole."""
+    """Its primary may leave before it says more: the journal would go on after a hole."""
     await lost_on_its_way(bench, monkeypatch)
     held = asyncio.Event()
     monkeypatch.setattr(bench.nodes[B], "serve", lambda _: held.wait())
@@ -393,7 +393,7 @@ async def test_streams_are_sent_on_as_they_come_and_rolled_back(bench):
 
 
 async def test_appends_planned_behind_a_failed_one_do_not_go_alone(bench, monkeypatch):
-    """The pipeline breaks while a batch is written; what was planned behind it syncs again."""
+    """The pipeline breaks while a batch is written; what was planned after it syncs again."""
     await bench.append(b"x")
     held = Held(monkeypatch, bench.primary)
     first = bench.submit(b"y" * 2000)
@@ -428,7 +428,7 @@ async def test_large_content_is_cut_to_what_receivers_take(bench, monkeypatch):
     assert bench.contents() == [b"0123456789"] * 3
 
 
-async def test_fs6_routes_that_change_sync_anew(bench):
+async def test_fs6_routes_that_change_sync_again(bench):
     await bench.append(b"one ")
     link = bench.nodes[A].link
     bench.primary.route = Route((OWN, A), 0, ("http://own", "http://a"))
@@ -442,7 +442,7 @@ async def test_fs6_routes_that_change_sync_anew(bench):
     assert await bench.append(b"three") == (8, 13)
     assert not bench.replicator.has_peers
     assert bench.primary.content() == b"one two three"
-    # A broker that comes back is behind, and all begin anew where the primary ends.
+    # A broker that comes back is behind, and all restart where the primary ends.
     bench.primary.route = THREE
     bench.replicator.on_change()
     assert await bench.append(b"four") == (13, 17)
@@ -590,7 +590,7 @@ async def test_replicas_that_stall_are_given_up(bench, monkeypatch):
     held.gate.set()
 
 
-async def test_after_what_nobody_foresaw_replicas_forget_what_they_were_sent(bench, monkeypatch):
+async def test_after_unforeseen_error_replicas_forget_what_they_were_sent(bench, monkeypatch):
     """Else they would refuse the content of the next append, as if some of it were missing."""
     await bench.append(b"before ")
     link, write = bench.nodes[A].link, Draft.write
@@ -635,9 +635,7 @@ async def test_batch_that_cannot_be_recorded_is_unknown_to_replicas(bench, monke
         pytest.param((A, B), b"before after", id="nobody has it"),
     ],
 )
-async def test_after_what_nobody_foresaw_proposals_under_way_end(
-    bench, monkeypatch, lacking, content
-):
+async def test_after_unforeseen_error_proposals_under_way_end(bench, monkeypatch, lacking, content):
     """As their streams do: nobody would tell them of an answer."""
     monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)  # the second append goes at once
     await bench.append(b"before ")

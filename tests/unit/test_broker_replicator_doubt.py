@@ -1,4 +1,4 @@
-"""Replicas that fail or change with content under way: who may have it, and what is planned behind it."""
+"""Replicas that fail or change with content under way: who may have it, and what is planned after it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_who_was_proposed_content_is_remembered_over_streams_that_follow(b
 
 
 async def test_what_nobody_has_is_forgotten_though_a_replica_lags(bench, monkeypatch):
-    """It begins anew where the settled content ends, and all the others with it."""
+    """It restarts where the settled content ends, and all the others with it."""
     await bench.append(b"a ")  # which alone is the first fragment
     await bench.append(b"fragment ")
     lose = await proposed(bench, monkeypatch, b"lost", *bench.nodes.values())
@@ -126,7 +126,7 @@ async def test_what_no_replica_has_is_forgotten_where_a_fragment_ends(bench, mon
 async def test_no_replica_is_moved_behind_what_nobody_has_where_a_fragment_ends(
     bench, monkeypatch, lengths
 ):
-    """Its primary may leave before it says more: the journal would go on behind a hole."""
+    """Its primary may leave before it says more: the journal would go on after a hole."""
     await lost_where_a_fragment_ends(bench, monkeypatch, lengths)
     await leave_while_one_hangs(bench, monkeypatch, bench.nodes[B])
     assert [node.spool.end for node in (bench.primary, bench.nodes[A])] == [7, 7]
@@ -179,7 +179,7 @@ async def test_what_one_replica_has_keeps_its_offsets_where_a_fragment_ends(
     assert bench.nodes[A].content(end) == b"after"
 
 
-async def test_what_may_have_been_seen_keeps_its_offsets_through_what_nobody_foresaw(
+async def test_what_may_have_been_seen_keeps_its_offsets_through_unforeseen_error(
     bench, monkeypatch
 ):
     await seen_at_one(bench, monkeypatch)
@@ -211,7 +211,7 @@ async def test_what_a_broker_that_left_has_shown_keeps_its_offsets(bench, monkey
 
 
 async def test_a_journal_is_not_suspended_at_an_end_that_no_replica_has(bench, monkeypatch):
-    """Whoever resumes it would go on behind a hole."""
+    """Whoever resumes it would go on after a hole."""
     monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)  # the suspension is planned at once
     offsets = []
 

@@ -212,7 +212,7 @@ def test_head_that_comes_with_content_may_be_old_and_one_that_ends_a_read_may_no
 
 @pytest.mark.parametrize(("begun_at", "count"), [(5, 0), (-60, 1)])
 def test_head_may_be_old_while_journals_are_assigned_for_the_first_time(begun_at, count):
-    """A replica that is made behind the first fragment knows no more than what the store has."""
+    """A replica that is made after the first fragment knows no more than what the store has."""
     old = Anomaly("stale-head", "a", "told of 7", (append(5), poll(10, Piece.of(0, b"content"))))
     report = Report(anomalies=[old])
     allow(report, History(appends=[append(begun_at)]), [], replication=3)

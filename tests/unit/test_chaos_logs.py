@@ -46,7 +46,7 @@ def test_end_that_does_not_name_the_lease_has_another_reason(log):
     assert not lost_its_lease(log)
 
 
-def test_error_that_nobody_foresaw_is_told_with_its_traceback():
+def test_unforeseen_error_is_reported_with_its_traceback():
     assert unforeseen(FORESEEN) == []
     assert unforeseen(FORESEEN + REPORT + LEASE_LOST) == [REPORT.rstrip("\n")]
     assert len(unforeseen(REPORT + FORESEEN + REPORT)) == 2

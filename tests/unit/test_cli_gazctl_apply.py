@@ -8,7 +8,7 @@ from gazctl_runner import TWO_JOURNALS
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 
-def test_stale_revision_is_told_with_what_to_do(gazctl):
+def test_stale_revision_is_reported_with_what_to_do(gazctl):
     gazctl("apply", stdin=TWO_JOURNALS)
     listed = gazctl("list", "-o", "yaml").out
     assert gazctl("apply", stdin=listed).code == 0

@@ -179,14 +179,21 @@ def test_times_beyond_64_bits_are_usage_errors(gazctl, broker, option):
     assert option in done.err
 
 
-def test_lines_without_their_last_newline_are_told(gazctl, broker, tmp_path):
+def test_lines_without_their_last_newline_are_reported(gazctl, broker, tmp_path):
     lines = TWO_JOURNALS.replace(b"name: env, value: test", b"name: content-type, value: text/csv")
     assert gazctl("apply", stdin=lines).code == 0
     (tmp_path / "cut").write_bytes(b"1,2\n3,4")
     (tmp_path / "whole").write_bytes(b"1,2\n")
     told = gazctl("append", "a/two", "-i", "cut").err.splitlines()
     assert told[0] == "appended 7 bytes to a/two at offset 0"
-    assert told[1].startswith("warning: cut does not end with a newline")
+    assert told[1] == (
+        "warning: cut does not end with a newline: the next append to a/two would continue its last line. Run "
+        "`echo | gazctl journals append a/two` to end the line now. If its fragment is stored already, append the last "
+        "record again. (`--framing lines` adds the newline.)"
+    )
+    (tmp_path / "echo").write_bytes(b"\n")
+    assert gazctl("append", "a/two", "-i", "echo").code == 0
+    assert gazctl("read", "a/two").out == b"1,2\n3,4\n"
     assert "warning" not in gazctl("append", "a/two", "-i", "whole").err
     assert "warning" in gazctl("append", "a/one", "-i", "cut").err  # of no content-type, and CSV
     (tmp_path / "words").write_bytes(b"some words")

@@ -54,7 +54,7 @@ def test_no_column_is_lost_for_its_name(output_format, capsys, tmp_path):
 
 @pytest.mark.parametrize("output_format", ["json", "csv", "parquet"])
 @pytest.mark.parametrize(("rows", "says"), [(0, "0 rows"), (1, "1 row"), (3000, "3000 rows")])
-def test_a_file_that_was_written_is_told(output_format, rows, says, capsys, tmp_path):
+def test_a_file_that_was_written_is_reported(output_format, rows, says, capsys, tmp_path):
     file = tmp_path / "out"
     query = f"FROM range({rows})"
     sql_run._write(result_of(query), output_format, file, 10)

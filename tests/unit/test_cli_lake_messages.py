@@ -113,7 +113,7 @@ def test_a_table_whose_spec_is_refused_is_meant_too(tables, capsys):
     assert "did you mean my.broken?" in err
 
 
-def test_a_folder_without_specs_is_told(tmp_path, monkeypatch, capsys):
+def test_a_folder_without_specs_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GAZETTE_ENDPOINTS", raising=False)
     monkeypatch.delenv("GAZETTE_TABLES", raising=False)
     for folder, says in (

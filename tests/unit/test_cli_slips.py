@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-# Imports what the program does, but for one module, during which Ctrl-C is pressed.
+# Imports what the program does, except one module, during which Ctrl-C is pressed.
 INTERRUPTED = """
 import sys
 class Finder:
@@ -69,7 +69,7 @@ def test_a_full_disk_ends_a_read_with_the_name_of_its_file_and_keeps_offsets(
     assert orjson.loads((tmp_path / "o.json").read_bytes()) == {"a/one": 10, "a/one#created": 1}
 
 
-def test_offsets_of_journals_that_are_not_read_are_told(gazctl, broker, tmp_path):
+def test_offsets_of_journals_that_are_not_read_are_reported(gazctl, broker, tmp_path):
     broker.journal("a/one", b"content")
     (tmp_path / "o.json").write_text('{"a/one": 3, "a/onne": 5, "b/two": 1}')
     result = gazctl("read", "a/one", "--offsets", "o.json")
@@ -99,14 +99,14 @@ def test_an_append_names_the_journal_or_how_many_it_went_to(gazctl, broker, tmp_
         (["flush", "a/one", "--timeout", "x"], '--timeout: invalid duration "x"'),
     ],
 )
-def test_durations_without_unit_are_told_how_to_be_written(gazctl, broker, arguments, text):
+def test_durations_without_unit_are_reported_how_to_be_written(gazctl, broker, arguments, text):
     broker.journal("a/one")
     result = gazctl(*arguments)
     assert result.code == 1
     assert result.err == f"gazctl: error: {text} (write it as 500ms, 10s or 1h30m)\n"
 
 
-def test_times_in_the_wrong_order_are_told_as_they_were_meant(gazctl, broker):
+def test_times_in_the_wrong_order_are_reported_as_they_were_meant(gazctl, broker):
     broker.journal("a/one")
     result = gazctl("fragments", "a/one", "--from", "2026-01-02", "--to", "2026-01-01")
     assert result.code == 1

@@ -425,7 +425,7 @@ async def test_an_append_at_an_offset_whose_answer_was_lost_is_proven_by_its_byt
 
 @pytest.mark.parametrize("others", [b"others' content", b"minE", b"minE and more"])
 async def test_an_append_at_an_offset_that_others_took_is_refused_all_the_same(others):
-    """The first attempt broke before it was applied, and somebody else was there before the next."""
+    """The first attempt broke before it was applied, and another one was there before the next."""
     async with connected() as (broker, client):
         taken_by_others(broker, others)
         with pytest.raises(WrongAppendOffset) as refused:

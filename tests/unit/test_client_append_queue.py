@@ -52,7 +52,7 @@ async def test_a_newcomer_does_not_overtake_who_waits():
 
 
 @pytest.mark.parametrize("is_granted", [False, True])
-async def test_a_cancelled_one_takes_nothing_and_holds_up_nobody(is_granted):
+async def test_a_cancelled_one_takes_nothing_and_blocks_nothing_else(is_granted):
     budget, order = ByteBudget(10), []
     tasks = started(budget, [10, 5, 4], order)
     await turns(5)

@@ -263,7 +263,7 @@ async def test_as6_after_a_refusal_a_journal_takes_nothing_until_reset():
 
 
 async def test_a_reset_of_a_journal_that_has_not_failed_changes_nothing():
-    """Else what comes behind it would overtake what is under way."""
+    """Else what comes after it would overtake what is under way."""
     async with serving() as (broker, service):
         broker.fail("Append", Fault(code=grpc.StatusCode.UNAVAILABLE, details="wait; try again"))
         tasks = [start(service.append("a/one", b"first;"))]
@@ -328,7 +328,7 @@ async def test_after_an_unknown_outcome_later_appends_are_known_not_to_be_made()
             assert b"x" not in content(broker)
 
 
-async def test_a_lost_answer_is_told_by_attempts():
+async def test_a_lost_answer_is_reported_by_attempts():
     async with serving() as (broker, service):
         broker.fail("Append", Fault(code=grpc.StatusCode.UNKNOWN, after_commit=True))
         ticket = await service.submit("a/one", b"twice")
@@ -345,7 +345,7 @@ async def test_an_attempt_that_was_refused_does_not_count():
         assert (ticket.attempts, broker.calls["Append"]) == (1, 2)
 
 
-async def test_an_error_that_another_attempt_does_not_cure_is_told_at_once():
+async def test_an_error_that_another_attempt_does_not_cure_is_reported_at_once():
     async with serving() as (broker, service):
         denied = Fault(code=grpc.StatusCode.PERMISSION_DENIED, details="no")
         broker.fail("Append", *([denied] * 3))
@@ -387,7 +387,7 @@ async def test_what_is_no_append_is_refused_and_takes_no_room(journal, data, mes
         assert broker.calls["Append"] == 1
 
 
-async def test_an_error_that_many_are_told_does_not_grow_with_them():
+async def test_an_error_that_many_are_reported_does_not_grow_with_them():
     async with serving() as (_, service):
         outcomes = await asyncio.gather(
             *(service.append("no/journal", b"x") for _ in range(200)), return_exceptions=True

@@ -75,7 +75,7 @@ async def test_a_broker_that_takes_streams_only_is_asked_once(monkeypatch):
 
 
 async def test_what_a_broker_did_not_know_was_not_appended(monkeypatch):
-    """A refusal of the stream behind it leaves no doubt."""
+    """A refusal of the stream after it leaves no doubt."""
     monkeypatch.setattr(FakeBroker, "takes_whole", False)
     async with connected() as (broker, client):
         await client._transport.wire("a/journal").connected()

@@ -1,4 +1,4 @@
-"""Stored fragments one behind the other as one read: what is fetched next, and where the read ends."""
+"""Stored fragments one after the other as one read: what is fetched next, and where the read ends."""
 
 import asyncio
 import hashlib
@@ -6,7 +6,8 @@ import types
 
 import pytest
 
-from gazette_platform.client.read.direct import URL_TTL_S, DirectRead, choose_next
+from gazette_platform.client.read.direct import URL_TTL_S, DirectRead
+from gazette_platform.client.read.plan import choose_next
 from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import DataError, StoreUnavailable, TransportError
@@ -172,7 +173,7 @@ async def test_urls_are_not_used_that_may_expire_during_the_fetch(store_of, age_
     now_s += age_s
     got += await rest(read)
     assert got == CONTENT[:200]
-    assert len(store.asked) == questions  # the last one behind the last fragment
+    assert len(store.asked) == questions  # the last one after the last fragment
 
 
 async def test_nothing_is_given_of_an_object_behind_the_end_that_its_name_says(store_of):

@@ -48,7 +48,7 @@ async def test_of_fully_suspended_journals_no_broker_is_asked(monkeypatch):
     assert asked == ["a/none", "a/part"]
 
 
-async def test_content_from_stores_is_never_behind_the_head_that_is_told():
+async def test_content_from_stores_is_never_behind_the_head_that_is_reported():
     """Its fragments are listed later than the head was told, and one more may be stored by then."""
 
     class Store:

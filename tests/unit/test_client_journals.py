@@ -347,7 +347,7 @@ def listed(name, revision):
 
 
 async def test_li3_a_watch_that_ends_is_begun_again(monkeypatch):
-    """As when its broker leaves: another goes on behind the last snapshot that was whole."""
+    """As when its broker leaves: another goes on after the last snapshot that was whole."""
     end = pb.ListResponse()
     more = pb.ListResponse(journals=[listed("a/three", 7)])
     answers = [

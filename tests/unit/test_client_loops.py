@@ -61,7 +61,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_fork_is_told():
+def test_a_fork_is_reported():
     """In a process of its own, because gRPC's threads here make forks unsafe."""
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _FORK],

@@ -30,7 +30,7 @@ async def test_re4_rr4_a_seek_within_what_is_buffered_asks_no_broker():
         assert broker.calls["Read"] == calls
 
 
-async def test_re4_rr3_a_seek_beyond_it_begins_the_read_anew():
+async def test_re4_rr3_a_seek_beyond_it_begins_the_read_again():
     async with connected(b"0123456789") as (_, client):
         reader = client.read("a/journal", 3, end_offset=8)
         assert await reader.read() == b"34567"

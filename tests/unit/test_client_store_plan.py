@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.client.read.direct import choose_next
-from gazette_platform.client.read.store_plan import StorePlan
+from gazette_platform.client.read.plan import StorePlan, choose_next
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.protocol import Fragment
 

@@ -51,7 +51,7 @@ def test_messages_are_dictionaries_unless_told_otherwise():
     assert decoded(_Base(), "text/csv", b"%s,x\n" % UUID.encode()).message == [UUID, "x"]
 
 
-def test_messages_have_the_type_that_is_told():
+def test_messages_have_the_type_that_is_reported():
     @dataclasses.dataclass
     class Click:
         UUID: str = ""

@@ -18,7 +18,7 @@ from gazette_platform.consumer.protocol import (
     ShardSpec,
     ShardStatus,
 )
-from gazette_platform.consumer.shard import (
+from gazette_platform.consumer.shard.assignments import (
     MISSING_ID,
     HeldReplica,
     LocalStep,
@@ -75,7 +75,7 @@ def resolve(state, *, may_proxy=True, **others):
         ({OURS: 0, OTHER: 1}, False, "OK", OURS, True),
     ],
 )
-def test_primary_answers_or_the_reason_is_told(slots, may_proxy, status, answering, is_local):
+def test_primary_answers_or_the_reason_is_reported(slots, may_proxy, status, answering, is_local):
     found = resolve(group(slots), may_proxy=may_proxy)
     assert found.status is ShardStatus[status]
     assert found.header.process_id == answering

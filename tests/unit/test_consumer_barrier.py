@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gazette_platform.consumer.runtime.run import Barrier
-from gazette_platform.consumer.shard import Transactions
+from gazette_platform.consumer.shard.transaction import Transactions
 from gazette_platform.consumer.store.base import all_succeeded
 from gazette_platform.errors import DependencyFailed, ShardStopped, StoreError
 from gazette_platform.message import AckIntent
@@ -23,7 +23,7 @@ class Ticket:
 
 
 class Appends:
-    """Notes what is to be appended, and behind what."""
+    """Notes what is to be appended, and after what."""
 
     def __init__(self):
         self.asked = []

@@ -39,7 +39,7 @@ def spec_of(team):
 
 
 class World:
-    """A view of etcd, and an etcd that is as far as the test says. `meanwhile` is called behind each transaction."""
+    """A view of etcd, and an etcd that is as far as the test says. `meanwhile` is called after each transaction."""
 
     def __init__(self):
         self.compares = []
@@ -137,14 +137,14 @@ async def test_ca3_a_view_that_is_out_of_date_is_waited_for_and_not_for_ever():
     world.meanwhile, world.compares, world.succeeds = lambda: None, [], 9 * [False]
     assert (await world.upsert(OF_TEAM, -1)).status is ShardStatus.ETCD_TRANSACTION_FAILED
     assert len(world.compares) == 4
-    # What the caller compares by itself is told at once.
+    # What the caller compares by itself is reported at once.
     world.compares = []
     assert (await world.upsert(ALL_CLAIMS, 7)).status is ShardStatus.ETCD_TRANSACTION_FAILED
     assert len(world.compares) == 1
 
 
 @pytest.mark.parametrize("change", ["upsert", "delete", "unassign"])
-async def test_a_change_is_told_once_it_is_seen_here(change):
+async def test_a_change_is_reported_once_it_is_seen_here(change):
     world = World()
     world.watched(spec_of("search"))
     world.watched_assignment()

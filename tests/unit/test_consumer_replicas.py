@@ -11,7 +11,7 @@ from gazette_platform.consumer.cluster import (
 )
 from gazette_platform.consumer.process.replicas import ShardReplicas
 from gazette_platform.consumer.protocol import ReplicaStatus, ShardSource, ShardSpec
-from gazette_platform.consumer.shard import HeldReplica
+from gazette_platform.consumer.shard.assignments import HeldReplica
 from gazette_platform.etcd import EtcdClient, Event, KeyValue, ResponseHeader, WatchBatch
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key
 from gazette_platform.ops.faults import Faults

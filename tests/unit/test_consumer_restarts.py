@@ -115,7 +115,7 @@ async def world(caplog):
     await tasks.close()
 
 
-async def test_a_pause_doubles_up_to_64_times_and_begins_anew_for_a_shard_that_did_well(world):
+async def test_a_pause_doubles_up_to_64_times_and_restarts_for_a_shard_that_did_well(world):
     world.restarts(0.001)
     expected = [1, 2, 4, 8, 16, 32, 64, 64]
     for factor in expected:

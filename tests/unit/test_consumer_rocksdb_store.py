@@ -197,7 +197,7 @@ async def test_a_commit_waits_for_its_gate(tmp_path):
     await store.destroy()
 
 
-async def test_a_database_that_cannot_be_read_is_told(tmp_path):
+async def test_a_database_that_cannot_be_read_is_reported(tmp_path):
     recorder = KeptRecorder(tmp_path)
     recorder.write(recorder.create(str(tmp_path / "CURRENT")), 0, b"nonsense")
     (tmp_path / "CURRENT").write_bytes(b"nonsense")
@@ -243,7 +243,7 @@ def played(recorder, directory):
 
 
 def test_a_file_of_rows_that_has_the_name_of_an_orphan_is_recorded(tmp_path):
-    """A player that stops before the manifest has rows which RocksDB deletes, and numbers anew."""
+    """A player that stops before the manifest has rows which RocksDB deletes, and numbers again."""
     recorder, place = new_files(tmp_path)
     home = tmp_path / "one"
     (home / "000009.sst").write_bytes(b"orphan")

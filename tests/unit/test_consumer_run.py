@@ -131,7 +131,7 @@ async def test_ct5_the_longest_time_ends_a_transaction_within_a_sequence():
     # Up to the ACK, which is to come again: the rest begins at 3, and at 5, and then there is none.
     assert found == [({IN: 50}, (47, 30)), ({IN: 50}, (79, -1)), ({IN: 60}, (80, -1))]
     assert all(commit.done() for commit in application.ended)
-    # What was published before has to be there before it is committed.
+    # What was published before has to exist before it is committed.
     assert store.after == 3 * [PENDING]
 
 
@@ -160,7 +160,7 @@ async def test_others_have_their_turn_between_messages_that_take_long():
     await a_run(application).run()
     task.cancel()
     assert application.transactions == [[*range(1, 21)]]
-    # The timer for the shortest time, of none, is due behind the first one.
+    # The timer for the shortest time, of none, is due after the first one.
     assert seen - {0, 1, 20}
 
 
@@ -195,7 +195,7 @@ async def test_ct9_a_begin_that_fails_is_matched_by_no_finish():
     assert application.ended == []
 
 
-async def test_a_transaction_that_is_given_up_is_told_so():
+async def test_a_transaction_that_is_given_up_is_reported_so():
     consuming = asyncio.Event()
 
     class Waiting(Consuming):
@@ -320,7 +320,7 @@ async def test_a_commit_that_fails_later_fails_the_run(caplog):
                 await asyncio.wait([self.commit])
                 raise ValueError("an append behind the commit has failed")
 
-    # If the commit failed first, what failed behind it is not the reason.
+    # If the commit failed first, what failed after it is not the reason.
     committing = asyncio.Event()
     with pytest.raises(StepFailed, match=r"store\.StartCommit: OSError: disk"):
         await a_run(Late(), Failing()).run()

@@ -11,7 +11,12 @@ from collections import deque
 import pytest
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, Transactions
+from gazette_platform.consumer.shard.transaction import (
+    Action,
+    Backlog,
+    TransactionLimits,
+    Transactions,
+)
 from gazette_platform.message import Envelope, Flags, Sequencer, UuidParts
 
 PRODUCER = bytes.fromhex("010203040506")

@@ -50,7 +50,7 @@ async def check_cuts(recorder, tmp_path, committed, every=1):
     """Restore from each cut of the log, look at what is there, and go on.
 
     Args:
-        committed: of each commit how many operations there were behind it, and its rows.
+        committed: of each commit how many operations there were after it, and its rows.
     """
     bounds = [each[0] for each in committed]
     for cut in range(0, len(recorder.operations) + 1, every):
@@ -258,7 +258,7 @@ async def test_cl2_a_transaction_that_outgrows_the_cache_is_of_the_next_commit_a
 async def test_read_stays_with_what_is_committed_as_a_transaction_outgrows_the_cache(
     tmp_path, small
 ):
-    """The log that it had been read from began anew below it: the database was malformed."""
+    """The log that it had been read from restarted below it: the database was malformed."""
     (tmp_path / "one").mkdir()
     store, _ = await begun(KeptRecorder(tmp_path / "one"), cache_bytes=40_000)
     store.db.executemany(COUNT, [(f"{number:0900}",) for number in range(1000)])
@@ -352,7 +352,7 @@ async def test_a_commit_that_breaks_a_constraint_fails(tmp_path):
     await store.destroy()
 
 
-async def test_a_database_that_cannot_be_read_is_told(tmp_path):
+async def test_a_database_that_cannot_be_read_is_reported(tmp_path):
     recorder = KeptRecorder(tmp_path)
     recorder.write(recorder.create(str(tmp_path / "primary.db")), 0, b"no database" * 1000)
     (tmp_path / "primary.db").write_bytes(b"no database" * 1000)

@@ -76,7 +76,7 @@ def test_adjoining_writes_are_one_operation(recorder, tape, tmp_path):
     assert files == {"db": b"0123456789xz\x000", "other": other.path.read_bytes()}
 
 
-def test_cl7_a_log_that_begins_anew_is_a_new_file(recorder, tape, tmp_path):
+def test_cl7_a_log_that_restarts_is_a_new_file(recorder, tape, tmp_path):
     disk = Disk(tape, tmp_path / "one" / "db-wal")
     disk.write(WAL_BEGIN + b"first" * 100, 0)
     first = disk.file.fnode

@@ -3,7 +3,7 @@
 import pytest
 
 from gazette_platform.consumer.protocol import ShardSource, ShardSpec
-from gazette_platform.consumer.shard import (
+from gazette_platform.consumer.shard.transaction import (
     Action,
     CompletedTransaction,
     Progress,

@@ -35,8 +35,8 @@ from gazette_platform.assets import (
 )
 from gazette_platform.assets.automation import red_checks
 from gazette_platform.assets.checks import check_evaluations, keeps_up_evaluation
-from gazette_platform.assets.freshness import sources_mark
 from gazette_platform.assets.query_checks import new_evaluations
+from gazette_platform.assets.source_marks import sources_mark
 from gazette_platform.lake import Finding, LakeSettings, parse_table_spec
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.query_check import QueryCheck
@@ -151,7 +151,7 @@ def test_a_rollup_is_asked_for_when_raw_partitions_changed_and_then_what_is_made
     daemon.make(FIRST, version="2")
     assert daemon.asked() == {"r.second"}
     daemon.make(SECOND)
-    # A run that changed nothing sets nothing behind it going.
+    # A run that changed nothing sets nothing after it going.
     daemon.register("000/6")
     assert daemon.asked() == {"r.first"}
     daemon.make(FIRST, version="2")
@@ -336,16 +336,16 @@ def reasons(daemon, spec=FIRST, **options):
 
 
 def test_evaluation_says_why_a_rollup_is_not_asked_for(daemon):
-    assert reasons(daemon)[0] == (False, "waits for the first data of s.raw")
+    assert reasons(daemon)[0] == (False, "waiting for the first data of s.raw")
     daemon.register()
     assert reasons(daemon) == [
-        (True, "never made, or its last run has to be repeated"),
+        (True, "it was never built, or its last run must be repeated"),
         (True, "no blocking check of a source is red"),
         (True, "the query fits its sources"),
-        (True, "no run is making it"),
-        (True, "not asked for in this minute yet"),
+        (True, "no run is in progress"),
+        (True, "not requested in this minute yet"),
     ]
-    assert reasons(daemon, after_s=5)[-1] == (False, "not asked for in this minute yet")
+    assert reasons(daemon, after_s=5)[-1] == (False, "not requested in this minute yet")
     daemon.make(FIRST)
     assert reasons(daemon)[0] == (False, "nothing new in s.raw since the last run")
     daemon.register("000/6")

@@ -199,14 +199,14 @@ def test_what_dagster_does_to_assets_of_components_works_on_rollups(project):
     ("attributes", "message"),
     [
         ({"folder": "tables"}, "folder"),
-        ({"functions": ["carriers"]}, "functions.carriers: is no module.name"),
+        ({"functions": ["carriers"]}, "functions.carriers: is not a module.name"),
         ({"functions": ["not_there.carriers"]}, "No module named 'not_there'"),
         ({"functions": ["PROJECT.made.airports"]}, "has no rollup airports"),
-        ({"resources": {"broker": "mine"}}, "'broker' is no engine"),
+        ({"resources": {"broker": "mine"}}, "'broker' is not an engine"),
         ({"table_url": "http://x"}, "GAZETTE_TABLE_URL"),
     ],
 )
-def test_what_is_wrong_with_attributes_is_told(project, attributes, message):
+def test_what_is_wrong_with_attributes_is_reported(project, attributes, message):
     with pytest.raises(Exception, match="Error") as told:  # Dagster's, of several kinds
         project(tables="tables", **attributes)
     texts, error = [], told.value
@@ -232,7 +232,7 @@ def test_engines_may_be_resources_that_the_project_has(tmp_path):
     assert "delays_by_arrival" not in made  # of Spark, which is not configured
 
 
-def test_a_run_asks_the_engine_that_it_is_told():
+def test_a_run_asks_the_engine_that_it_is_reported():
     spec = RollupSpec(name="r.a", engine="trino", sql="x", sources={"x": "s.x"})
     mine = TrinoResource(uri="http://mine:1", iceberg_catalog="lakehouse")
     engine = engine_of(SimpleNamespace(mine=mine), "mine", spec)

@@ -1,4 +1,4 @@
-"""The Dagster definitions: a snapshot of what there is, and that all of it loads."""
+"""The Dagster definitions: a snapshot of what exists, and that all of it loads."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from dagster_instances import new_instance
 from gazette_platform.assets import SOURCES_KEY, rollup_definitions, rollup_key, table_key
 from gazette_platform.assets.automation import rollup_condition
 from gazette_platform.assets.checks import CHECKS_POOL, check_evaluations
-from gazette_platform.assets.freshness import noted_mark, sources_mark
+from gazette_platform.assets.source_marks import noted_mark, sources_mark
 from gazette_platform.definitions import build_definitions
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import Finding, LakeSettings
@@ -229,14 +229,14 @@ def test_rollup_is_described_by_its_header_and_its_query(settings):
     assert header == spec.comment
     assert query.startswith("Grain: one row")
     assert made == (
-        "Trino makes it of `flights.flights`, as soon as one changes. Each `origin` is a slice."
+        "Trino builds it from `flights.flights`, as soon as one changes. Each value of `origin` is a slice."
     )
     bare = RollupSpec(
         name="r.bare", engine="spark", sql="select 1", sources={"a": "s.a", "b": "s.b"}
     )
     (asset,) = rollup_definitions([bare]).assets
     assert asset.specs_by_key[rollup_key("r.bare")].description == (
-        "Spark makes it of `s.a`, `s.b`, as soon as one changes."
+        "Spark builds it from `s.a`, `s.b`, as soon as one changes."
     )
 
 
@@ -291,7 +291,7 @@ def test_assets_go_by_the_names_of_trinos_catalogs(settings):
     }
 
 
-def test_spark_that_is_not_configured_is_told_when_it_is_used():
+def test_spark_that_is_not_configured_is_reported_when_it_is_used():
     spark = platform_resources(LakeSettings())["spark"]
     with pytest.raises(SetupError, match="set GAZETTE_METASTORE_URI"):
         _ = spark.spark_session

@@ -135,7 +135,7 @@ def test_replay_after_a_lost_cursor_tells_nothing_twice(platform):
     assert without_times(again.cursor) == without_times(cursor)
 
 
-def test_events_of_a_killed_tick_are_told_by_the_next_one(platform):
+def test_events_of_a_killed_tick_are_reported_by_the_next_one(platform):
     platform.write_spec("a")
     for hour in ("05", "06", "07"):
         platform.files.append("a/part=0", line(1), postfix=f"hour={hour}")
@@ -249,7 +249,7 @@ def test_what_others_registered_is_told(platform):
     assert report.updates[0].fragments_added == 1
     platform.tick()
     assert numbers(platform.instance, "a") == {"05": [1, 1]}
-    assert "told of 1 partition that was registered before" in platform.text
+    assert "reported 1 partition that was registered before" in platform.text
     platform.instance.wipe_assets([AssetKey(["s", "a"])])
     platform.tick()
     assert numbers(platform.instance, "a") == {"05": [2]}
@@ -467,7 +467,7 @@ def test_green_checks_say_how_much_was_checked(platform):
     ("records", "later_s", "is_told"),
     [(1000, 10_000, False), (1009, 599, False), (1010, 0, True), (1001, 600, True), (990, 0, True)],
 )
-def test_checks_are_told_again_when_the_table_has_outgrown_them(records, later_s, is_told):
+def test_checks_are_reported_again_when_the_table_has_outgrown_them(records, later_s, is_told):
     state = AuditState(told="digest", records=1000, told_at=5000)
     assert AuditState.from_json(state.to_json()) == state
     checked = Checked(journals=1, records=records)
@@ -666,7 +666,7 @@ def test_cursor_keeps_problems_told():
         SensorCursor.parse('{"version":1,"tables":{},"problems":3}')
 
 
-def test_audits_of_another_release_begin_anew():
+def test_audits_of_another_release_restart():
     text = '{"version":1,"tables":{},"audits":{"s.a":{"journal":"","offset":0,"findings":[[1]]}}}'
     assert SensorCursor.parse(text).audits == {"s.a": AuditState()}
     state = AuditState(
@@ -702,7 +702,9 @@ def test_digests_tell_problems_apart():
 
 
 @pytest.mark.parametrize("is_cursor_lost", [False, True])
-def test_a_partition_that_a_repair_emptied_is_told_though_its_tick_ended(platform, is_cursor_lost):
+def test_a_partition_that_a_repair_emptied_is_reported_though_its_tick_ended(
+    platform, is_cursor_lost
+):
     platform.write_spec("a")
     small = platform.files.append("a/part=0", line(1), postfix="hour=05")
     platform.tick()

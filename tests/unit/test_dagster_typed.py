@@ -1,4 +1,4 @@
-"""Typed tables in Dagster: what there is of each, how they hang together, and when they are run."""
+"""Typed tables in Dagster: what exists of each, how they hang together, and when they are run."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -22,7 +22,7 @@ from gazette_platform.assets import (
     typed_definitions,
 )
 from gazette_platform.assets.checks import check_evaluations
-from gazette_platform.assets.freshness import sources_mark
+from gazette_platform.assets.source_marks import sources_mark
 from gazette_platform.assets.typed_backfill import fragments_at
 from gazette_platform.assets.typed_keys import (
     TypedSources,
@@ -112,7 +112,7 @@ def test_backfills_have_the_partitions_of_the_raw_table():
     key, raw = backfill_key(SPEC), table_key("raw.flights")
     assert graph.get(key).partitions_def == graph.get(raw).partitions_def
     assert isinstance(graph.get_partition_mapping(key, raw), IdentityPartitionMapping)
-    # Rows of a key are not of single messages, so that no time of them could be made anew.
+    # Rows of a key are not of single messages, so that no time of them could be made again.
     keyed = structs.replace(SPEC, key=("n",))
     assert key not in definitions(keyed).get_repository_def().asset_graph.get_all_asset_keys()
 

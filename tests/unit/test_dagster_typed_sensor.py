@@ -16,7 +16,7 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate
 from typed_files import write_rows
 from typed_world import JOURNAL, World, row, spec
 
-from gazette_platform.assets.freshness import is_red, newest_evaluations
+from gazette_platform.assets.source_marks import is_red, newest_evaluations
 from gazette_platform.assets.typed_events import told_typed
 from gazette_platform.assets.typed_keys import quarantine_key, typed_key
 from gazette_platform.errors import TransportError
@@ -137,7 +137,7 @@ def platform(tmp_path, instance):
         catalog.close()
 
 
-def test_what_was_published_is_told_once_with_figures_and_columns(platform):
+def test_what_was_published_is_reported_once_with_figures_and_columns(platform):
     assert platform.told() == {}
     now = SystemClock().now()
     platform.publish([1, 2], complete_at=now, oldest_at=now - timedelta(seconds=5))
@@ -199,7 +199,7 @@ def test_upkeep_is_no_news(platform):
     assert platform.told() == {}
 
 
-def test_quarantined_records_are_told_and_turn_their_check_yellow_then_red(platform):
+def test_quarantined_records_are_reported_and_turn_their_check_yellow_then_red(platform):
     platform.publish(range(1000), bad=1)
     checks = platform.checks()
     assert checks["quarantine"][:2] == (False, False)
@@ -223,7 +223,7 @@ def test_rows_that_nobody_published_turn_a_blocking_check_red_until_they_are_gon
     assert red
     assert "has 4 of 2, 2 rows too many" in why
     (event,) = [e for e in platform.tick() if isinstance(e, AssetCheckEvaluation)] or [None]
-    assert event is None  # it is told once
+    assert event is None  # it is reported once
 
 
 def test_a_table_that_does_not_say_how_far_it_has_come_is_red(platform):

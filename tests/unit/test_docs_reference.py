@@ -183,7 +183,7 @@ def test_types_of_typed_tables_are_documented_as_engines_have_them():
     assert found == set(SCALARS)
 
 
-def test_the_kept_run_is_told_with_the_targets_that_it_missed():
+def test_the_kept_run_is_reported_with_the_targets_that_it_missed():
     kept = json.loads((ROOT / "benchmarks" / "results" / "latest.json").read_text())["figures"]
     text = (ROOT / "docs" / "internals" / "performance.md").read_text()
     told = text.split("## What the kept run shows", 1)[1].split("\n## ", 1)[0]

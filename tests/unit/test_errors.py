@@ -16,7 +16,7 @@ RETRIABLE = {
     "NOT_JOURNAL_PRIMARY_BROKER",
     "NO_JOURNAL_PRIMARY_BROKER",
     "WRONG_ROUTE",
-    # Of shards: the caller resolves anew.
+    # Of shards: the caller resolves again.
     "NOT_SHARD_PRIMARY",
     "NO_SHARD_PRIMARY",
     "SHARD_STOPPED",

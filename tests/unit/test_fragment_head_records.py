@@ -71,7 +71,7 @@ def test_records_say_what_was_said(
     assert found.state == state._replace(registers=LabelSet())
     assert found.raw == raw
     assert decode_registers(found.registers) == labels
-    # What is recorded anew of what was decoded is the same: its CRC may have been recorded.
+    # What is recorded again of what was decoded is the same: its CRC may have been recorded.
     assert encode_registers(decode_registers(found.registers)) == encoded
 
 
@@ -146,7 +146,7 @@ def test_headers_say_whose_block_it_is(journal, create_revision):
     assert decode_header(encode_header(header).ljust(BLOCK_BYTES, b"\0")) == header
 
 
-def test_header_that_is_torn_at_any_byte_is_nobodys():
+def test_header_that_is_torn_at_any_byte_has_no_owner():
     raw = encode_header(HEADER)
     for length in range(len(raw)):
         assert decode_header(raw[:length].ljust(BLOCK_BYTES, b"\0")) is None, length
@@ -157,11 +157,11 @@ def test_header_that_is_torn_at_any_byte_is_nobodys():
 
 
 @pytest.mark.parametrize("filler", [b"\0", b"\xff", b"{"])
-def test_what_never_was_a_header_is_nobodys(filler):
+def test_what_never_was_a_header_has_no_owner(filler):
     assert decode_header(filler * BLOCK_BYTES) is None
 
 
-def test_header_of_another_version_is_nobodys(monkeypatch):
+def test_header_of_another_version_has_no_owner(monkeypatch):
     monkeypatch.setattr(head_records, "_VERSION", 2)
     raw = encode_header(HEADER).ljust(BLOCK_BYTES, b"\0")
     monkeypatch.undo()

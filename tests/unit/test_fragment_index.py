@@ -204,7 +204,7 @@ async def test_i6_all_skipped(index, tasks):
         200,
     )
     task = await blocked(tasks, read_at(index, 5, begin_mod_time=21))
-    # What was skipped stays skipped, even if its object is written anew.
+    # What was skipped stays skipped, even if its object is rewritten.
     index.replace_remote(listed(remote(0, 100, 10), remote(100, 200, 99)))
     index.spool_commit(local(200, 210), None)
     assert (await finished(task)).offset == 200

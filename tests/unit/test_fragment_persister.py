@@ -315,7 +315,7 @@ async def test_what_is_compressed_is_kept_for_a_store_that_is_away(bench):
     assert spool.compressed is kept
 
 
-async def test_an_error_that_nobody_foresaw_is_one_of_its_fragment(bench, tasks, caplog):
+async def test_an_unforeseen_error_is_one_of_its_fragment(bench, tasks, caplog):
     store = bench.registry.get("file:///")
     store.faults = [RuntimeError("nobody thought of this")]
     first, second = bench.spool(), bench.spool(begin=len(CONTENT))

@@ -41,7 +41,7 @@ async def test_a_store_that_is_back_gets_at_once_what_waits_for_it(bench):
     await bench.retry()
     assert bench.stored == [spool.fragment.content_path for spool in spools]
     assert len(bench.persister) == 0
-    # After one more pause the store is forgotten: its next fault begins anew.
+    # After one more pause the store is forgotten: its next fault restarts.
     await bench.retry()
     store.faults = [StoreUnavailable("down")]
     bench.persister.add(bench.spool(begin=1000))

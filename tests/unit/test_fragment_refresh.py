@@ -261,7 +261,7 @@ class Waiting:
             await turns(2)  # who waits sees it
 
 
-async def test_a_first_listing_that_fails_for_long_is_told_with_its_store(registry, tasks):
+async def test_a_first_listing_that_fails_for_long_is_reported_with_its_store(registry, tasks):
     bench = Waiting(registry, tasks)
     bench.clock.advance(1000)
     assert not await bench.fail(StoreUnavailable("down"))

@@ -96,7 +96,7 @@ def test_s1_commits_extend_the_fragment_from_its_begin(make):
 @pytest.mark.parametrize("is_primary", [True, False])
 @pytest.mark.parametrize("codec", CODECS)
 def test_s2_what_is_rolled_back_is_never_seen(make, tmp_path, codec, is_primary):
-    """Rollback is forgetting: the next write begins behind what is committed."""
+    """Rollback is forgetting: the next write begins after what is committed."""
     spool = make(codec=codec, is_primary=is_primary)
     append(spool, b"an initial ", b"write ")
     spool.write([b"rolled back, and longer than what follows"], spool.end)

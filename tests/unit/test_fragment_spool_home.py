@@ -138,7 +138,7 @@ def test_a_copied_home_proves_no_end_of_its_process(tmp_path, make, again):
 
 
 def test_a_home_that_was_moved_on_its_disk_is_no_copy(tmp_path, make, again):
-    """Inode and birth stay, also if the disk gets another number when it is mounted anew."""
+    """Inode and birth stay, also if the disk gets another number when it is mounted again."""
     home = make()
     crash_home(home)
     (tmp_path / SPOOLS).rename(tmp_path / "elsewhere")
@@ -302,7 +302,7 @@ def test_closed_home_writes_nothing_more(make, tmp_path):
     assert (tmp_path / "other").read_bytes() == (tmp_path / "b").read_bytes() == b""
 
 
-def test_owner_is_told_anew(make, again):
+def test_owner_is_told_again(make, again):
     home = make()
     home.own(Owner("1f/gazette", "zone#one", "boot", lease=77))
     (found,) = again(home)
@@ -411,7 +411,7 @@ def test_blocks_are_allotted_in_order_and_used_again(make, again):
     assert found.allot(new) == 2
 
 
-def test_block_whose_header_is_torn_is_nobodys(make, again):
+def test_block_whose_header_is_torn_has_no_owner(make, again):
     home = make()
     for n in range(3):
         home.allot(TenureHeader(f"{n:016x}", "a", n))

@@ -28,7 +28,7 @@ def test_first_sentence_ends_before_the_second(docstring, sentence):
 def test_page_lists_modules_of_nested_packages_and_no_commands():
     page = gen_modules.page()
     assert "| `broker/append/fsm` |" in page
-    assert "| **`lake/typed/catalog/`** |" in page
+    assert "| **`lake/typed/rows/`** |" in page
     assert "| `cli/gazctl` |" not in page
     assert "\n## cli\n" in page
 

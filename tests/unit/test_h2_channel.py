@@ -394,17 +394,34 @@ async def test_call_that_a_leaving_server_did_not_serve_is_made_again(ours, open
     assert front.asked == 1
 
 
+async def test_attempts_to_connect_are_never_far_apart(open_channel):
+    attempts = 0
+
+    async def refuse(_, writer):
+        nonlocal attempts
+        attempts += 1
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        channel = open_channel(f"127.0.0.1:{port}", backoff_s_min=0.01, backoff_s_max=0.02)
+        await error_of(unary(channel).answer())
+        await eventually(lambda: attempts >= 25)
+
+
 async def test_call_is_made_again_after_a_server_left_at_once(ours, open_channel):
     async with Front(ours.address, leaves, goaway(0, E.NO_ERROR)) as front:
         assert await unary(open_channel(front.address)).answer() == b"abc"
 
 
-async def test_call_that_has_sent_something_is_not_made_again(ours, open_channel):
+@pytest.mark.parametrize("size", [2, 1 << 20])
+async def test_call_that_has_sent_something_is_not_made_again(ours, open_channel, size):
     """What it sent is not kept; and whoever sends it must know."""
     async with Front(ours.address, leaves) as front:
         channel = open_channel(front.address)
         call = channel.call(path("Both"), Kind.BIDI_STREAM)
-        await call.send(b"ab")
+        with contextlib.suppress(RpcFailed):
+            await call.send(bytes(size))
         code, text = await error_of(call.next())
         assert (code, text) == (Code.UNAVAILABLE, "Socket closed (the other side leaves)")
         assert await unary(channel).answer() == b"abc"

@@ -21,6 +21,7 @@ from gazette_platform.serving.h2.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    ErrorCode,
     Setting,
     frame,
     settings,
@@ -193,26 +194,60 @@ async def test_client_that_is_not_read_is_not_expected_to_answer_pings():
         assert connection._pinged_at
 
 
+def paused(bench):
+    """The connections that have enough to write."""
+    return [each for each in bench.shared.connections if each.is_paused]
+
+
+async def ask_for_much(wire, *, calls):
+    """Ask for a megabyte by each call, without a limit of what may be sent."""
+    ask = b"".join(
+        headers(number, path=b"/test.Echo/Download")
+        + frame(DATA, END_STREAM, number, message(b"100 10000"))
+        for number in range(1, 2 * calls, 2)
+    )
+    grant = settings({4: (1 << 31) - 1}) + window_update(0, (1 << 30))
+    wire.writer.write(START + grant + ask)
+
+
+async def take(wire, total):
+    async with asyncio.timeout(patient(20)):
+        while total > 0:
+            total -= len(await wire.reader.read(1 << 20))
+
+
 async def test_client_that_takes_nothing_is_not_read():
     """Its requests must not pile up, nor the answers to its pings."""
     async with Bench() as bench, wire_to(bench) as wire:
-        ask = b"".join(
-            headers(number, path=b"/test.Echo/Download")
-            + frame(DATA, END_STREAM, number, message(b"100 10000"))
-            for number in range(1, 200, 2)
-        )
-        grant = settings({4: (1 << 31) - 1}) + window_update(0, (1 << 30))
-        wire.writer.write(START + grant + ask)
-        await eventually(lambda: any(each.is_paused for each in bench.shared.connections))
-        (connection,) = bench.shared.connections
+        await ask_for_much(wire, calls=100)
+        await eventually(lambda: paused(bench))
+        (connection,) = paused(bench)
         wire.writer.write(frame(PING, 0, 0, bytes(8)) * 9_000)
         await stays(lambda: connection.out_bytes < 1 << 20 and connection.is_paused, for_s=0.5)
+        assert not connection._transport.is_reading()
 
-        # Once it reads, all of it comes.
-        async with asyncio.timeout(patient(20)):
-            total = 0
-            while total < 100 * 100 * 10_000:
-                total += len(await wire.reader.read(1 << 20))
+        await take(wire, 100 * 100 * 10_000)
+        await eventually(connection._transport.is_reading)
+
+
+async def test_client_that_takes_what_is_sent_counts_as_alive():
+    async with Bench() as bench, wire_to(bench) as wire:
+        await ask_for_much(wire, calls=20)
+        await eventually(lambda: paused(bench))
+        (connection,) = paused(bench)
+        alive_at = connection._alive_at
+        await take(wire, 20 * 100 * 10_000)
+        await eventually(lambda: connection._alive_at > alive_at)
+
+
+async def test_connection_that_is_made_while_the_server_stops_takes_no_calls():
+    """As when a handshake of TLS takes longer than the drain of others."""
+    async with Bench() as bench:
+        bench.shared.is_stopping = True
+        async with wire_to(bench) as wire:
+            await wire.send(START)
+            heard = await wire.hear(until=lambda each: each.kind == GOAWAY)
+            assert [each.code for each in heard if each.kind == GOAWAY] == [ErrorCode.NO_ERROR]
 
 
 DOWNLOADS = 8

@@ -401,7 +401,7 @@ def test_metadata_reaches_the_handler():
     assert request.metadata == {"authorization": "Bearer x", "odd": "\\xff"}
 
 
-def test_blocks_that_change_the_table_are_read_anew():
+def test_blocks_that_change_the_table_are_read_again():
     """An index may mean another field after each of them."""
     encoder, machine = Encoder(), played(b"")
     pairs = [(name.decode(), value.decode()) for name, value in REQUEST]

@@ -82,9 +82,9 @@ def test_address_names_kind_and_catalog(text, kind, uri, name):
         ("postgresql://u:hidden@h:x/d", "is malformed"),
         ("postgresql://u:hidden@[h/d", "is malformed"),
         ("sqlite:///b.db", "absolute"),
-        ("https://h/#iceberg", "no name"),
-        ("https://h/#a.b", "no name"),
-        ("https://h/#Spark_Catalog", "no name"),
+        ("https://h/#iceberg", "not a free name"),
+        ("https://h/#a.b", "not a free name"),
+        ("https://h/#Spark_Catalog", "not a free name"),
     ],
 )
 def test_address_that_is_none_is_refused_and_not_quoted(text, says):

@@ -93,7 +93,7 @@ def mirror():
 
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
 @pytest.mark.parametrize("way", ["load", "change"])
-def test_a_bad_entry_is_told_once_and_left_out(mirror, caplog, poison, way):
+def test_a_bad_entry_is_reported_once_and_left_out(mirror, caplog, poison, way):
     good = (item_key("/p", SPEC.name), encode_journal_spec(SPEC))
     assigned = (assignment_key("/p", SPEC.name, A, 0), b"")
     getattr(mirror, way)(poison, good, assigned)
@@ -109,7 +109,7 @@ def test_a_bad_entry_is_told_once_and_left_out(mirror, caplog, poison, way):
     assert mirror.state.route_of(SPEC.name).members == (A, B)
 
 
-def test_what_nobody_foresaw_is_left_out_too(mirror, monkeypatch):
+def test_unforeseen_error_is_left_out_too(mirror, monkeypatch):
     key = item_key("/p", SPEC.name)
     mirror.load((key, encode_journal_spec(SPEC)))
     monkeypatch.setattr(

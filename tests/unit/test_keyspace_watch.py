@@ -151,7 +151,7 @@ async def test_a_repeated_revision_after_a_restart_is_tolerated():
         assert space.state.keys == {"a", "b"}
 
 
-async def test_compaction_loads_anew_and_forgets_what_is_gone():
+async def test_compaction_loads_again_and_forgets_what_is_gone():
     etcd = ScriptedEtcd(
         [[Compacted("compacted", compact_revision=30)], [batch(kv("d", 41))]],
         [RangeResult(header(40), (kv("b", 4), kv("c", 33)), 2)],

@@ -61,7 +61,7 @@ def lake(tmp_path):
 
 
 @pytest.mark.parametrize("codec", UNREADABLE)
-def test_files_that_engines_read_as_garbage_are_told_and_left_out_of_the_view(lake, codec):
+def test_files_that_engines_read_as_garbage_are_reported_and_left_out_of_the_view(lake, codec):
     lake.append(ONE, CompressionCodec.GZIP)
     lake.append(OTHER, CompressionCodec.GZIP)
     lake.tick()
@@ -76,14 +76,14 @@ def test_files_that_engines_read_as_garbage_are_told_and_left_out_of_the_view(la
     assert f"codec {codec.name} Trino and Spark take for plain text" in found.text
     assert excluded_files(audit.findings) == {("0", "5"): [bad.content_name]}
     assert lake.audit(OTHER).findings == ()
-    # A journal that turns back goes on behind them, and is told of them still.
+    # A journal that turns back goes on after them, and is told of them still.
     lake.append(ONE, CompressionCodec.GZIP, 5)
     (update,) = lake.tick().updates
     assert (update.journal, update.rows_added) == (ONE, 5)
     assert excluded_files(lake.audit(ONE).findings) == {("0", "5"): [bad.content_name]}
 
 
-def test_it_is_told_before_a_fragment_is_stored(lake):
+def test_it_is_reported_before_a_fragment_is_stored(lake):
     lake.append(ONE, CompressionCodec.GZIP)
     lake.tick()
     lake.files.create(ONE, codec=CompressionCodec.SNAPPY)
@@ -111,7 +111,7 @@ def test_codecs_that_engines_tell_by_the_name_of_a_file_are_mixed(lake):
     assert lake.audit(ONE).findings == ()
 
 
-def test_a_turn_to_zstandard_is_told_once(lake):
+def test_a_turn_to_zstandard_is_reported_once(lake):
     lake.append(ONE, CompressionCodec.GZIP)
     lake.append(OTHER, CompressionCodec.GZIP)
     assert lake.tick().warnings == []

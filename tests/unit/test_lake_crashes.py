@@ -36,7 +36,7 @@ def test_a_fault_at_some_steps(tmp_path, mode):
         spoil(tmp_path / str(at), at, mode)
 
 
-def test_a_lock_that_is_held_makes_the_other_wait_and_then_read_anew(tmp_path):
+def test_a_lock_that_is_held_makes_the_other_wait_and_then_read_again(tmp_path):
     with World(tmp_path, Steps()) as world:
         world.append("a/part=0", 1, "05")
         world.tick()

@@ -1,4 +1,4 @@
-"""Header rows of CSV are no rows, wherever they stand: for the parser, counts, and the views of engines."""
+"""Header rows of CSV are not rows, wherever they stand: for the parser, counts, and the views of engines."""
 
 import base64
 import csv

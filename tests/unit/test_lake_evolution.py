@@ -62,7 +62,7 @@ def test_with_time_it_is_done_at_once(registrar, metastore):
     assert not registrar.tick(WIDE, {}).is_changed
 
 
-def test_another_spec_in_between_begins_anew(registrar, metastore):
+def test_another_spec_in_between_restarts(registrar, metastore):
     registrar.tick(WIDE, {}, is_over=lambda: True)
     registrar.tick(WIDER, {}, is_over=lambda: True)
     assert columns(metastore).count(["extra", "more", "id"]) == 50

@@ -65,7 +65,7 @@ def lake(tmp_path):
 def test_nothing_is_left_out_in_favour_of_a_file_that_no_table_holds(lake):
     small = lake.append(0, 2)
     lake.register()
-    # Brokers list the larger one now; its directory is no Hive partition yet.
+    # Brokers list the larger one now; its directory is not a Hive partition yet.
     lake.append(0, 4, hour=6)
     lake.files.forget(small)
     assert lake.excluded() == []
@@ -124,7 +124,7 @@ def test_a_store_that_is_away_is_not_green(lake):
     lake.files.root.rename(lake.files.root.with_name("away"))
     audit = lake.audit()
     kinds = [(f.kind, f.is_error, f.is_checked) for f in audit.findings]
-    # The accounts still say that bytes are there twice.
+    # The accounts still say that bytes are duplicated.
     assert kinds == [
         ("overlap", True, True),
         ("overlap", True, True),

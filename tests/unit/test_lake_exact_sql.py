@@ -72,7 +72,7 @@ def test_rows_of_the_files_that_are_named_are_left_out_and_no_others(engine):
 
 @pytest.mark.parametrize("dialect", ["trino", "spark"])
 @pytest.mark.parametrize("format_", ["json", "csv"])
-def test_values_and_files_are_told_as_they_are(dialect, format_):
+def test_values_and_files_are_reported_as_they_are(dialect, format_):
     view = exact_view(spec_of(format_), TABLE, {HOUR_5: ["a", "it's"]})
     sql = trino_sql(view) if dialect == "trino" else view.view_expanded
     (read,) = sqlglot.parse(sql, read=dialect)

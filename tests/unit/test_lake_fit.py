@@ -114,7 +114,7 @@ def test_an_audit_counts_the_same(files, registrar):
     assert checker.look_again(spec_of("{name: price, type: string}"), found) is None
 
 
-def test_many_columns_are_told_in_few_words(files, registrar):
+def test_many_columns_are_reported_in_few_words(files, registrar):
     names = [f"c{n}" for n in range(40)]
     columns = ", ".join(f"{{name: {n}, type: int}}" for n in names)
     bad = "{" + ",".join(f'"{n}":{{}}' for n in names) + "}\n"

@@ -93,7 +93,7 @@ def test_of_a_file_no_more_is_read_than_a_spec_may_have(folder):
     assert "is 1073741824 bytes; a rollup has" in str(rollups.errors["trino/huge.sql"])
 
 
-def test_a_name_that_is_no_text_is_told_as_one(folder):
+def test_a_name_that_is_no_text_is_reported_as_one(folder):
     bad = b"\xff\xfe"
     for path in (os.fsencode(folder), os.fsencode(folder / "rollups" / "spark")):
         for kind in (b".yaml", b".sql"):
@@ -290,7 +290,7 @@ def test_a_note_deeper_than_calls_may_be_hides_no_other(tmp_path):
     assert whys[1] == "b"
 
 
-def test_what_people_are_told_moves_no_cursor_of_their_terminal(capsys):
+def test_what_people_are_reported_moves_no_cursor_of_their_terminal(capsys):
     print_table(["why"], [["a\x1b]0;owned\x07b"]])
     note("c\x1b[2Jd")
     told = capsys.readouterr()

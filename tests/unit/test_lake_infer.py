@@ -168,7 +168,7 @@ def test_journals_without_a_common_layout_are_refused():
         inferred({"a": 1}, journals=[journal("orders/eu"), journal("orders/us")])
 
 
-def test_what_is_no_record_is_told_and_does_not_matter():
+def test_what_is_no_record_is_reported_and_does_not_matter():
     lines = [b"", b'{"a": 1}', b"  ", b"[1, 2]", b"oops", b'{"a": 2}', b'{"a": 3']
     found = infer_spec(NAME, SELECTOR, [*lines, b'{"a": 4}'])
     assert found.records == 3
@@ -220,7 +220,7 @@ def test_csv_with_a_line_of_names():
     assert "rows that name the columns are header rows" in " ".join(found.remarks)
 
 
-def test_csv_of_several_lines_a_record_is_told():
+def test_csv_of_several_lines_a_record_is_reported():
     found = infer_spec(NAME, SELECTOR, [b'1,"a', b'b"', b"2,c"])
     assert "read each line as a row; append its rows as JSON lines (`gazctl sql" in " ".join(
         found.remarks
@@ -310,7 +310,7 @@ def test_values_nested_as_deep_as_json_goes_are_inferred(depth):
     assert [column.type for column in found.spec.columns] == ["string"]
 
 
-def test_a_carriage_return_amid_a_line_of_csv_is_told_and_hides_no_other():
+def test_a_carriage_return_amid_a_line_of_csv_is_reported_and_hides_no_other():
     found = infer_spec(NAME, SELECTOR, [b"1,a\rb", b"2,c", b"3,d"], data_format="csv")
     assert len(found.spec.columns) == 2
     assert any(remark.startswith("1 lines have a carriage return") for remark in found.remarks)

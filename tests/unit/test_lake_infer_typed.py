@@ -67,6 +67,11 @@ RANDOM = "721b6513-58d5-4b72-9379-43fcdb76197b"
         # What a row has as `_uuid` anyway.
         ([message_uuid()], "string", ""),
         (["a", 1], "json", "not only texts (1 integer)"),
+        (
+            ["186.81", 2],
+            "json",
+            "takes longer; if all texts are numbers in quotes, `decimal(p,s)` reads",
+        ),
         ([{"a": 1}, [1]], "json", "not only texts (1 array, 1 object)"),
         ([None], "string", ""),
         ([["2026-01-02T03:04:05Z"], []], "array<timestamptz>", "times with a zone"),
@@ -147,7 +152,7 @@ def test_a_partition_is_shown_and_not_taken():
     assert "# If it is large, and asked by time: partitions: [day(at)]" in found.text
 
 
-def test_what_would_be_set_aside_is_told():
+def test_what_would_be_set_aside_is_reported():
     found = inferred({"at": "2026-01-02T03:04:05Z"}, {"at": "2026-02-31T03:04:05Z"})
     (remark,) = [r for r in found.remarks if "quarantine" in r]
     assert remark.startswith("1 of 2 records would go to quarantine, no rows of typed.orders: at: ")

@@ -49,7 +49,7 @@ def spans(plan):
         ([], 5, [(0, 5, None)]),
         ([listing(0, 5)], 5, [(0, 5, 0)]),
         ([listing(0, 5)], 9, [(0, 5, 0), (5, 9, None)]),
-        # What was persisted behind the head is of another query.
+        # What was persisted after the head is of another query.
         ([listing(0, 9)], 5, [(0, 5, 0)]),
         ([listing(0, 5), listing(5, 9)], 5, [(0, 5, 0)]),
         # In part, covered, and in a chain.
@@ -67,7 +67,7 @@ def test_each_byte_has_one_holder(listed, head, expected):
     assert spans(planned(listed, head)) == expected
 
 
-def test_holes_are_told():
+def test_holes_are_reported():
     plan = planned([listing(2, 4), listing(6, 8), listing(7, 9, "")], 12)
     assert (plan.begin, plan.persisted_end, plan.gaps) == (2, 8, ((4, 6),))
     assert spans(plan) == [(2, 4, 2), (6, 8, 6), (8, 12, None)]

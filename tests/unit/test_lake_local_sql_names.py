@@ -120,7 +120,7 @@ def test_statements_before_the_rows_are_run(query):
         ("FROM invoices", r"makes another one\)$"),
         ('FROM "shop.orders"', 'quotes go around each part, as in "shop"."orders"$'),
         ("FROM hive.shop.orders", "schema.table here, or just table, without a catalog"),
-        # It is no variable of ours.
+        # It is not a variable of ours.
         ("FROM query", r"there is no table query \(known: "),
         ("SELECT foo.v FROM orders", 'Referenced table "foo" not found! Candidate tables: "orders"'),
         ("SELECT w FROM orders", 'column "w" not found in FROM clause! Candidate bindings: "v"'),

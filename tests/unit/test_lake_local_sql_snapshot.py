@@ -105,7 +105,7 @@ async def test_paths_of_several_layouts_give_null_where_they_lack_a_key():
     assert same.layouts == ("a/{part}/{hour}",)
 
 
-async def test_a_path_that_makes_no_value_is_told_with_its_table():
+async def test_a_path_that_makes_no_value_is_reported_with_its_table():
     one = journal("a/part=0", SuspendLevel.NONE)
     for postfix, told in (("hour=x", "hour=x is not a int"), ("hour=1/hour=2", "occurs twice")):
         with pytest.raises(LakeError, match=rf"^a\.b: .*{told}"):

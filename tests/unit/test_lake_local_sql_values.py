@@ -48,7 +48,7 @@ def as_engines_have_it(value, kind):
 
 
 def read(spec, line, beside=b""):
-    """The row of the first line, with another line behind it or not."""
+    """The row of the first line, with another line after it or not."""
     names = [column.name for column in spec.columns]
     columns = row_parser(spec).columns(line + b"\n" + beside, names)
     return [

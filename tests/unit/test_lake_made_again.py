@@ -85,7 +85,7 @@ def lake(tmp_path):
 
 
 @pytest.mark.parametrize("hour", ["hour=05", "hour=09"])
-def test_it_is_told_until_its_former_files_are_forgotten_and_then_registered(lake, hour):
+def test_it_is_reported_until_its_former_files_are_forgotten_and_then_registered(lake, hour):
     lake.append(50)
     lake.append(50, "hour=06")
     lake.append(7, journal="events/part=1")
@@ -116,7 +116,7 @@ def test_it_is_told_until_its_former_files_are_forgotten_and_then_registered(lak
 
 @pytest.mark.parametrize("keeps_cursor", [True, False])
 @pytest.mark.parametrize("hour", ["hour=05", "hour=09"])
-def test_it_is_told_however_long_it_is(lake, hour, keeps_cursor):
+def test_it_is_reported_however_long_it_is(lake, hour, keeps_cursor):
     """When it has passed the cursor, its first bytes would be lost, and one offset would stand for two bytes."""
     lake.append(50)
     lake.tick()
@@ -219,7 +219,7 @@ def test_cursor_keeps_its_journal_though_a_broker_does_not_say_which_it_is(lake)
     assert lake.rows() == before
 
 
-def test_it_is_told_while_its_former_files_are_still_there(lake):
+def test_it_is_reported_while_its_former_files_are_still_there(lake):
     lake.append(50)
     lake.tick()
     lake.make_again(keeps_files=True)

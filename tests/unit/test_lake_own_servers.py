@@ -1,4 +1,4 @@
-"""Servers of one's own: how Trino is asked and what it calls its catalogs, and what Spark is told."""
+"""Servers of your own: how Trino is asked and what it calls its catalogs, and what Spark is told."""
 
 import base64
 import contextlib
@@ -221,7 +221,7 @@ def answering(status, body):
         (200, b"<html>Please log in</html>", "is not Trino"),
     ],
 )
-def test_what_is_no_answer_of_trinos_is_told(status, body, says):
+def test_what_is_no_answer_of_trinos_is_reported(status, body, says):
     with answering(status, body) as uri, pytest.raises(LakeError, match=says):
         TrinoSession(uri).query("SELECT 1")
 

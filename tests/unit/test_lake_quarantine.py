@@ -155,7 +155,7 @@ def test_rows_are_known_again_without_a_damaged_file(lake):
     assert (lake.state().rows, lake.state().fragments) == (1, 1)
 
 
-def test_what_a_repair_was_killed_at_is_named_on_when_accounts_are_counted_anew(lake):
+def test_what_a_repair_was_killed_at_is_named_on_when_accounts_are_counted_again(lake):
     lake.append()
     bad = lake.append()
     lake.path(bad).write_bytes(b"no gzip")
@@ -168,7 +168,7 @@ def test_what_a_repair_was_killed_at_is_named_on_when_accounts_are_counted_anew(
     assert (lake.state().rows, lake.state().moving) == (1, ("a.gz",))
 
 
-def test_a_hive_partition_of_which_all_is_aside_is_told_and_may_be_dropped(lake):
+def test_a_hive_partition_of_which_all_is_aside_is_reported_and_may_be_dropped(lake):
     only = lake.append()
     lake.append(postfix="hour=06")
     lake.register()
@@ -192,7 +192,7 @@ def test_a_hive_partition_of_which_all_is_aside_is_told_and_may_be_dropped(lake)
     assert lake.state(5).rows == 1
 
 
-def test_what_a_prune_leaves_is_counted_anew_and_what_is_aside_or_being_moved_stays_known(lake):
+def test_what_a_prune_leaves_is_counted_again_and_what_is_aside_or_being_moved_stays_known(lake):
     now = int(SystemClock().unix_s())
     first, bad, last, later = (
         lake.append(mod_time=now, postfix=f"hour={hour}") for hour in (5, 5, 5, 6)
@@ -217,7 +217,7 @@ def test_what_a_prune_leaves_is_counted_anew_and_what_is_aside_or_being_moved_st
     assert lake.state(6).ranges == ((later.begin, later.end),)
 
 
-def test_a_table_that_is_made_anew_leaves_out_what_is_aside(lake):
+def test_a_table_that_is_made_again_leaves_out_what_is_aside(lake):
     first = lake.append()
     lake.append()
     lake.register()
@@ -335,7 +335,7 @@ def test_files_are_found_by_name_or_by_what_engines_call_them(lake):
         lake.quarantine.named(lake.spec, name)
 
 
-def test_a_note_that_cannot_be_read_is_told_in_place_of_the_reason(lake):
+def test_a_note_that_cannot_be_read_is_reported_in_place_of_the_reason(lake):
     bad = lake.append()
     lake.append()
     lake.register()

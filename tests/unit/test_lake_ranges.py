@@ -70,7 +70,7 @@ def test_every_hole_is_known_and_counted_when_it_is_filled(files, metastore):
     assert [name for name in parameters if name.startswith("gazette.state")] == ["gazette.state"]
 
 
-def test_what_there_is_no_room_for_is_told(files, metastore, monkeypatch):
+def test_what_there_is_no_room_for_is_reported(files, metastore, monkeypatch):
     monkeypatch.setattr(accounting_module, "RANGES_MAX", 2)
     spec = parse_table_spec(SPEC)
     registrar = Registrar(files, metastore, StoreRoots(files.roots))

@@ -146,7 +146,7 @@ def test_lost_cursor_repeats_no_row_and_shows_the_accounts(registrar, files, met
     assert metastore.partitions_altered == altered
 
 
-def test_dropped_table_is_made_anew_with_all_fragments(registrar, files, metastore, spec):
+def test_dropped_table_is_made_again_with_all_fragments(registrar, files, metastore, spec):
     files.append("events/part=0", lines(0, 3), postfix=HOUR_5)
     offsets = registrar.tick(spec, {}).cursors
     with metastore.connect() as session:
@@ -301,7 +301,7 @@ def test_damaged_first_fragment_keeps_no_table_from_being_made(registrar, files,
     assert [f.journal for f in report.misfits] == ["events/part=0"]
 
 
-def test_later_fragment_of_another_shape_is_told(registrar, files, spec):
+def test_later_fragment_of_another_shape_is_reported(registrar, files, spec):
     files.append("events/part=0", lines(0, 2), postfix=HOUR_5)
     report = registrar.tick(spec, {})
     assert report.is_changed
@@ -346,7 +346,7 @@ def test_data_that_does_not_fit_makes_no_table(registrar, files, metastore, spec
         assert session.databases() == []
 
 
-def test_all_columns_that_never_have_their_type_are_told(registrar, files):
+def test_all_columns_that_never_have_their_type_are_reported(registrar, files):
     columns = ", ".join(f"{{name: c{n}, type: int}}" for n in range(20))
     spec = parse_table_spec(SPEC.replace("{name: id, type: bigint}", columns))
     record = ",".join(f'"c{n}":"x"' for n in range(1, 20))
@@ -508,7 +508,7 @@ def test_zstandard_is_taken_with_one_warning(registrar, files, spec):
     assert registrar.tick(spec, report.cursors).warnings == []
 
 
-def test_a_journal_with_more_is_told_though_the_last_one_has_none(files, metastore, spec):
+def test_a_journal_with_more_is_reported_though_the_last_one_has_none(files, metastore, spec):
     for _ in range(3):
         files.append("events/part=0", lines(0, 1), postfix=HOUR_5)
     files.create("events/part=1")

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor, Page, subtract
-from gazette_platform.lake.raw.prunes.retention import (
+from gazette_platform.lake.raw.prunes.verdict import (
     Break,
     Evidence,
     Files,
@@ -57,10 +57,10 @@ HELD = accounts((0, 10), (10, 20), (20, 30))
         ([C], files(C), Evidence(first=20), "doubt", ()),
         ([], files(), Evidence(first=None), "doubt", ()),
         ([], Files(problem="the store does not answer"), PROOF, "doubt", ()),
-        # The end of a journal is never pruned: it was made anew.
+        # The end of a journal is never pruned: it was made again.
         ([], files(), Evidence(proof=fragment(0, 5), first=0), "doubt", ()),
         ([A], files(A), Evidence(proof=A, first=0), "doubt", ()),
-        # A fragment of another directory that begins amid what is gone does not lie behind it.
+        # A fragment of another directory that begins amid what is gone does not lie after it.
         ([A], files(A), Evidence(proof=fragment(25, 45), first=0), "doubt", ()),
         ([], files(), Evidence(proof=fragment(30, 40), first=30), "empty", ()),
         # What came after a break proves nothing of what was before.

@@ -114,7 +114,7 @@ def test_a_suspended_journal_is_not_asked_for():
     assert served([suspended, *JOURNALS]) == JOURNALS
 
 
-def test_lines_longer_than_the_samples_are_told():
+def test_lines_longer_than_the_samples_are_reported():
     """Nothing to infer from would be said of a journal that is full."""
     source = Content(b"x" * 1000 + b"\n", [0])
     with pytest.raises(SchemaMismatch, match=r"no line ends within 100 bytes: .* \(--bytes\)"):

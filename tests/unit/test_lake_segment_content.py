@@ -47,7 +47,7 @@ def test_blocks_are_the_content_and_end_with_lines(lines, cuts, block_bytes, is_
     assert made.whole_lines() is None
 
 
-def test_what_is_behind_a_gap_begins_anew():
+def test_what_is_behind_a_gap_restarts():
     made = LineBlocks("a/journal")
     made.feed((10, b"a\nb"))
     assert made.rest() == (10, b"a\nb")

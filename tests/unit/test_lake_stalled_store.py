@@ -184,7 +184,7 @@ def test_a_copy_that_takes_longer_goes_on_and_is_found_done(tmp_path, monkeypatc
     assert (files.exists("j/large"), files.size("k/copy")) == (False, 7)
 
 
-def test_copies_at_once_are_bounded_and_their_errors_are_told():
+def test_copies_at_once_are_bounded_and_their_errors_are_reported():
     may_end = threading.Event()
     for n in range(copies_module._COPIES_MAX):
         with pytest.raises(StoreUnavailable, match="which goes on"):

@@ -129,7 +129,7 @@ def test_a_table_without_keys_and_one_behind_its_spec(lake):
     assert "not as its spec says yet" in lake.standing(wider).problems[0]
 
 
-def test_accounts_that_cannot_be_read_are_told(lake):
+def test_accounts_that_cannot_be_read_are_reported(lake):
     lake.files.append("orders/part=0", LINE)
     lake.registrar.tick(lake.spec, {})
     with lake.metastore.connect() as session:
@@ -173,7 +173,7 @@ def test_catching_up_ends_in_time_and_says_what_is_behind(lake):
 
 @pytest.mark.parametrize("late", [1, 5, 40])
 def test_catching_up_registers_what_was_stored_late(lake, late):
-    """Behind what others registered: who only ever flushes would never have it else."""
+    """After what others registered: who only ever flushes would never have it else."""
     journal, now = "orders/part=0", int(SystemClock().unix_s())
     spool = []
     for _ in range(late):

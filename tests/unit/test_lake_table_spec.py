@@ -148,7 +148,7 @@ def test_keys_are_not_for_csv():
         parse_table_spec(text)
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_all_that_is_wrong_is_reported_at_once():
     text = GOOD.replace("flights.flights", "F").replace("type: int}", "type: integr}", 1)
     text = text.replace("name:prefix=flights/", "''").replace("type: date", "type: double")
     spec, errors = read_table_spec(text)
@@ -159,7 +159,7 @@ def test_all_that_is_wrong_is_told_at_once():
     assert all(str(error) in str(found.value) for error in errors)
 
 
-def test_all_that_has_another_shape_is_told_at_once():
+def test_all_that_has_another_shape_is_reported_at_once():
     text = (
         "name: 5\nfromat: x\nformat: xml\ncolumns:\n  - a\n  - {name: b}\n"
         "  - {name: b, type: c, kind: d}\n"
@@ -225,7 +225,7 @@ def test_clash_names_both_ways_out():
         parse_table_spec(text)
 
 
-def test_folder_is_read_anew_and_bad_files_hide_no_good_ones(tmp_path):
+def test_folder_is_read_again_and_bad_files_hide_no_good_ones(tmp_path):
     assert load_table_specs(tmp_path / "missing") == ({}, {})
     (tmp_path / "a.yaml").write_text(GOOD)
     (tmp_path / "b.yml").write_text("nonsense: 1")
@@ -243,7 +243,7 @@ def test_folder_is_read_anew_and_bad_files_hide_no_good_ones(tmp_path):
     assert list(load_table_specs(tmp_path)[0]) == ["flights.flights", "other.name"]
 
 
-def test_all_errors_of_a_file_are_told_each_with_its_name(tmp_path):
+def test_all_errors_of_a_file_are_reported_each_with_its_name(tmp_path):
     (tmp_path / "a.yaml").write_text(
         GOOD.replace("type: string", "type: strings")
         .replace("{name: hour, type: int}", "{name: hour}\n  - {name: a-b, type: date, typo: 1}")
@@ -370,7 +370,7 @@ def test_hostile_specs_are_short_errors_in_bounded_time_and_memory(changes):
     assert time.process_time() - begun < 10
 
 
-def test_a_spec_is_parsed_once_and_anew_when_its_file_changes(tmp_path, monkeypatch):
+def test_a_spec_is_parsed_once_and_again_when_its_file_changes(tmp_path, monkeypatch):
     parsed = []
 
     def parse(raw, beside):

@@ -70,7 +70,7 @@ def test_a_spec_has_its_typed_table():
 
 
 def test_raw_tables_do_not_follow_a_section():
-    """Their digest is what registration, accounts and audits go by: another one has them done anew."""
+    """Their digest is what registration, accounts and audits go by: another one has them done again."""
     raw, typed = parse_table_spec(RAW), parse_table_spec(TYPED)
     # As releases before had it.
     assert raw.digest == "5f506dbc078853e4"
@@ -80,7 +80,7 @@ def test_raw_tables_do_not_follow_a_section():
     assert other.typed.digest != typed.typed.digest
 
 
-def test_errors_of_the_section_are_told_with_those_of_the_spec():
+def test_errors_of_the_section_are_reported_with_those_of_the_spec():
     _, errors = read_table_spec(TYPED.replace("timestamptz", "time") + "fresh_within: 1s\n")
     assert "fresh_within: 1s is less than" in told(errors)
     assert "typed.columns[0].type" in told(errors)
@@ -144,7 +144,7 @@ def test_a_json_schema_that_is_none_is_told(tmp_path, content, why):
     assert why in str(error)
 
 
-def test_a_pipe_in_place_of_a_json_schema_holds_nobody_up(tmp_path):
+def test_a_pipe_in_place_of_a_json_schema_blocks_nothing_else(tmp_path):
     os.mkfifo(tmp_path / "orders.json")
     folder = read(tmp_path, orders=BY_SCHEMA)
     assert "orders.json cannot be read: it is a pipe or a device" in told(folder.errors)

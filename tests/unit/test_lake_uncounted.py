@@ -151,7 +151,7 @@ def test_a_count_goes_on_where_the_one_before_ended(lake):
         ticks += 1
         assert ticks < 12
     assert ticks > TRIES_MAX
-    # Read once, but for the sample that the table was made with.
+    # Read once, except the sample that the table was made with.
     assert lake.read_bytes < large.content_length + 2 * MIB
     assert [(u.fragments_added, u.rows_added) for u in report.updates] == [(0, LARGE)]
     assert lake.state().rows == LARGE

@@ -147,7 +147,7 @@ def test_many_pieces_are_counted_whole():
     assert report(line(id=1) * 100_000).count == 0
 
 
-def test_a_line_beyond_what_engines_take_is_told_and_not_kept():
+def test_a_line_beyond_what_engines_take_is_reported_and_not_kept():
     scanner = value_scanner(WIDE)
     scanner.feed(b'{"id":1}\n{"text":"')
     for _ in range(110):
@@ -240,7 +240,7 @@ def test_each_line_that_is_no_record_is_counted(content, starts):
     ] == [(2, w) for w in starts]
 
 
-def test_a_record_of_two_lines_is_told():
+def test_a_record_of_two_lines_is_reported():
     found = report(b'1,"x\ny"\n', spec=PAIR)
     ((what, unfit),) = found.lines.items()
     assert unfit.count == 2

@@ -106,7 +106,7 @@ def decoding(schema=None):
     return _DecodingParser(JournalSpan("a/journal", labels, 0, None), schema)
 
 
-def test_a_message_that_cannot_be_decoded_is_told_and_none_behind_it_is_dropped_in_silence():
+def test_a_message_that_cannot_be_decoded_is_reported_and_none_behind_it_is_dropped_in_silence():
     with pytest.raises(DataError, match="not JSON"):
         decoding().parse(b'{"n":1}\n{"n":2}\nbroken\n{"n":3}\n')
 
@@ -120,7 +120,7 @@ def test_columns_that_the_first_message_has_not_are_there():
 
 
 @pytest.mark.parametrize("messages", [b'{"a":1}\n{"a":"x"}\n', b'{"a":%d}\n' % (2**63 + 2**62)])
-def test_values_that_arrow_does_not_take_are_told(messages):
+def test_values_that_arrow_does_not_take_are_reported(messages):
     schema = pa.schema([("a", pa.int64())])
     with pytest.raises(DataError):
         decoding(schema).parse(messages)
@@ -134,7 +134,7 @@ def test_messages_that_are_no_dictionaries_have_no_columns():
 @pytest.mark.parametrize(
     "deep", [b"[" * 10_000 + b"]" * 10_000, b'{"a":' * 10_000 + b"1" + b"}" * 10_000]
 )
-def test_lines_that_go_too_deep_for_arrow_are_told_soon(deep):
+def test_lines_that_go_too_deep_for_arrow_are_reported_soon(deep):
     with pytest.raises(DataError, match="too deep"):
         _JsonParser(None).parse(b'{"a":1}\n{"b":' + deep + b"}\n")
 

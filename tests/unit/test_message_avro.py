@@ -93,7 +93,7 @@ def test_an_end_is_clean_between_objects_only():
 
 @pytest.mark.parametrize("size", [1, 16, 0])
 @pytest.mark.parametrize("garbage", [b"x" * 11, b"\xc3\x01" * 9, b"\xc3" * 20, bytes(100)])
-def test_garbage_is_told_and_left_behind(garbage, size):
+def test_garbage_is_reported_and_left_behind(garbage, size):
     frame = FRAMING.encode(MESSAGE)
     found = decoded(FRAMING, frame + garbage + frame + frame, size)
     assert [one for one in found if isinstance(one, dict)] == [MESSAGE] * 3

@@ -122,12 +122,12 @@ def damaged():
 
 
 @pytest.mark.parametrize(("content", "why"), damaged())
-def test_damaged_content_is_told(content, why):
+def test_damaged_content_is_reported(content, why):
     with pytest.raises(DataError, match=why):
         taken_apart(content)
 
 
-def test_a_damaged_record_is_told():
+def test_a_damaged_record_is_reported():
     good = encode_avro_file(SCHEMA, RIDES, codec="deflate")
     [block] = AvroContainers().feed(good)
     middle = len(block.content) // 2

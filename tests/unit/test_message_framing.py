@@ -23,7 +23,7 @@ def test_fixed_frames_come_back_from_any_cut(cut):
     assert split_fixed(content, has_headers=True)[0][0] == frame_fixed(b"foo")
 
 
-def test_lost_place_is_told_with_the_next_magic():
+def test_lost_place_is_reported_with_the_next_magic():
     with pytest.raises(Desynchronized, match=r"byte 11: found 67617262.*next magic is at byte 18"):
         split_fixed(frame_fixed(b"foo") + b"garbage" + frame_fixed(b"bar"))
     with pytest.raises(Desynchronized, match="no magic follows"):

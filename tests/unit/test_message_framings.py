@@ -98,7 +98,7 @@ def test_mf4_a_newline_may_end_frames():
         b"x" * 13 + FIXED_MAGIC[:1],
     ],
 )
-def test_mf5_garbage_is_told_and_left_behind(garbage, size):
+def test_mf5_garbage_is_reported_and_left_behind(garbage, size):
     content = frame_fixed(b"foo") + garbage + frame_fixed(b"bar") + frame_fixed(b"baz")
     found = decoded(ProtoFraming(), content, size)
     assert [one for one in found if one is not Desynchronized] == [b"foo", b"bar", b"baz"]
@@ -282,7 +282,7 @@ def test_json_without_a_uuid_has_none(message):
     assert JsonFraming().uuid_of(message) == NO_UUID
 
 
-def test_json_with_something_else_for_a_uuid_is_told():
+def test_json_with_something_else_for_a_uuid_is_reported():
     with pytest.raises(DataError, match="UUID is not a UUID but int"):
         JsonFraming().uuid_of({"UUID": 7})
     with pytest.raises(DataError, match="'x' is not a UUID"):

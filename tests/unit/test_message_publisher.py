@@ -135,7 +135,7 @@ def test_mappings_need_a_journal():
 
 @pytest.mark.parametrize("mapping_of", [modulo_mapping, rendezvous_mapping])
 @pytest.mark.parametrize("key", [None, "text", 7])
-def test_a_key_that_is_not_bytes_is_told_with_what_to_do(mapping_of, key):
+def test_a_key_that_is_not_bytes_is_reported_with_what_to_do(mapping_of, key):
     """It was a TypeError about operands of ^ before."""
     mapping = mapping_of(lambda message: message["key"], lambda: snapshot(2))
     with pytest.raises(ValidationError, match=rf"must be bytes, .* gave {key!r} \(encode it"):

@@ -164,7 +164,7 @@ async def test_mr3_empty_pieces_do_no_harm():
     assert reader.offset == len(first)
 
 
-async def test_mr4_a_jump_is_told_and_read_over(caplog):
+async def test_mr4_a_jump_is_reported_and_read_over(caplog):
     first, second = line(A, 1, OUT), line(A, 2, OUT)
     reader = UncommittedReader(
         Listed((50, first + first[:7]), (900, second), (900 + len(second), second)), JSON
@@ -204,7 +204,7 @@ async def test_messages_before_a_bad_one_come_first_and_those_behind_it_next():
         await anext(reader)
 
 
-async def test_garbage_between_frames_is_told_and_left_behind():
+async def test_garbage_between_frames_is_reported_and_left_behind():
     reader = uncommitted(frame_fixed(b"a") + b"xyz" + frame_fixed(b"b"), ProtoFraming(), size=100)
     assert [one.message for one in await anext(reader)] == [b"a"]
     with pytest.raises(Desynchronized, match="the message at offset 9: detected de-sync"):

@@ -252,7 +252,7 @@ def test_ms8_an_ack_below_all_of_the_ring_commits_what_is_replayed():
     assert log.run((A, 4, ACK)) == [(Outcome.ACK_COMMIT_RING, [4])]
 
 
-def test_ms9_clocks_may_be_used_anew_after_a_reset():
+def test_ms9_clocks_may_be_used_again_after_a_reset():
     log = Log()
     log.run((A, 1, CONT), (A, 2, CONT), (A, 5, ACK), (A, 6, CONT))
     assert log.run((A, 3, ACK)) == [(Outcome.ACK_ROLLBACK, [])]
@@ -474,7 +474,7 @@ def test_a_transaction_that_a_checkpoint_said_is_open_is_forgotten_when_nothing_
         assert {each.producer for each in found} == known
 
 
-def test_ms15_a_producer_that_was_forgotten_begins_anew():
+def test_ms15_a_producer_that_was_forgotten_restarts():
     log = Log(ring_size=3)
     log.run((A, 1, CONT))
     for clock, held in ((200, 1), (205, 1), (210, 1), (211, 0)):

@@ -64,7 +64,7 @@ def test_each_message_is_counted_by_its_flags_and_outcome(counts):
     assert counts.replayed == {"a/one": 2}  # those of B between them are read again, too
 
 
-def test_they_are_told_by_the_names_and_labels_of_gazette(counts):
+def test_they_are_reported_by_the_names_and_labels_of_gazette(counts):
     registry = CollectorRegistry()
     registry.register(counts)
     run(Sequencer(counts=counts), [envelope(0, A, 10, OUT), envelope(1, A, 20, ACK)])

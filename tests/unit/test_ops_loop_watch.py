@@ -22,7 +22,7 @@ def slow_callback():
     block_for(2.0)
 
 
-async def test_blocked_loop_is_told_with_its_place(watch, caplog):
+async def test_blocked_loop_is_reported_with_its_place(watch, caplog):
     await turns(5)
     slow_callback()
     said = watch.said(within_s=60.0)

@@ -46,7 +46,7 @@ async def test_what_fails_for_good_is_not_tried_again():
     assert call.left == ["more"]
 
 
-async def test_the_last_error_is_told_when_it_is_over():
+async def test_the_last_error_is_reported_when_it_is_over():
     call, asked = Failing(EtcdError("one"), EtcdError("two"), "more"), iter([False, True])
     with pytest.raises(EtcdError, match="two"):
         await insist(call, is_over=lambda: next(asked))

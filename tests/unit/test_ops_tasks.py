@@ -222,7 +222,7 @@ async def test_a_fault_is_contained_and_cancellation_is_not():
 @pytest.mark.parametrize(
     ("error", "has_traceback"), [(LeaseLost("it has ended"), False), (KeyError("unforeseen"), True)]
 )
-async def test_only_what_nobody_foresaw_is_logged_with_where_it_arose(error, has_traceback, caplog):
+async def test_only_unforeseen_error_is_logged_with_where_it_arose(error, has_traceback, caplog):
     group = TaskGroup("consumer")
 
     async def fails():
@@ -377,7 +377,7 @@ async def longest_gap_s(work):
 
 
 @pytest.mark.parametrize("count", [1, 60])
-async def test_computations_hold_nobody_up_however_many_there_are(count):
+async def test_computations_blocks_nothing_else_however_many_there_are(count):
     # Of one turn each in every round of the loop it would be 0.6 s.
     async def all_of_them():
         await asyncio.gather(*[compute(32) for _ in range(count)])

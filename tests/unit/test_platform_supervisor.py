@@ -1,4 +1,7 @@
-"""The supervisor over components that are small scripts."""
+"""The supervisor over components that are small scripts.
+
+Long because every phase of a platform, from start to stop, is tried with the same real processes.
+"""
 
 from __future__ import annotations
 
@@ -254,6 +257,43 @@ def test_nothing_is_added_that_would_change_what_runs(stage: Stage):
     assert added.states == {"server": "ready"}
 
 
+def test_component_that_may_restart_gets_its_new_options(stage: Stage):
+    stage.add("server")
+    stage.add("code", requires=("server",), restartable=True)
+    stage.add("web", requires=("code",), restartable=True)
+
+    def change() -> None:
+        pids = PlatformState.load(stage.layout.state).components
+        assert pids["web"].pid
+        stage.components[1:] = [
+            replace(each, environment={"GAZETTE_TRINO_URI": "http://t:1"})
+            for each in stage.components[1:]
+        ]
+        stage.add("trino", requires=("server",))
+
+    added = extended(stage, change)
+    assert added.refusal == ""
+    assert added.states == dict.fromkeys(("server", "code", "web", "trino"), "ready")
+    assert stage.events[:8] == [
+        *("start server", "start code", "start web", "start trino"),
+        *("stop web", "stop code", "start code", "start web"),
+    ]
+
+
+def test_failed_addition_restarts_nothing(stage: Stage):
+    stage.add("server")
+    stage.add("web", requires=("server",), restartable=True)
+
+    def change() -> None:
+        stage.components[1] = replace(stage.components[1], environment={"A": "b"})
+        stage.add("bad", "exit 3", ready=lambda: False)
+
+    added = extended(stage, change)
+    assert added.refusal.startswith("bad exited with code 3")
+    assert added.states == {"server": "ready", "web": "ready"}
+    assert stage.events == ["start server", "start web", "stop web", "stop server"]
+
+
 def test_port_of_what_runs_cannot_be_changed(stage: Stage):
     stage.add("server")
     other = replace(OPTIONS, ports={"etcd": 1})
@@ -300,7 +340,7 @@ def test_options_of_a_platform_that_is_extended(former, asked, then):
         ("etcd: starting\nTraceback\n  File\nKeyError: 'z'\n", "KeyError: 'z'"),
     ],
 )
-def test_reason_of_a_failure_is_told_without_its_progress(log, reason):
+def test_reason_of_a_failure_is_reported_without_its_progress(log, reason):
     assert reason_in(log) == reason
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gazette_platform.platform.layout import PlatformDir
-from gazette_platform.platform.platform import PlatformOptions, components_of
+from gazette_platform.platform.platform import PlatformOptions, components_of, upgraded
 from gazette_platform.platform.programs import typed
 from gazette_platform.platform.programs.typed import is_wanted, watch
+from gazette_platform.platform.supervisor import outdated
 from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -127,3 +129,18 @@ def test_it_is_part_of_a_platform_that_has_brokers_and_a_catalog(tmp_path: Path)
     assert names() == ["etcd", "broker-1"]
     assert names("typed", **catalog) == ["etcd", "broker-1"]
     assert names("broker", **catalog) == ["etcd"]
+
+
+def test_platform_that_gains_trino_restarts_only_dagster_and_the_typed_writer(tmp_path: Path):
+    layout = PlatformDir.at(tmp_path)
+    layout.make()
+    ports = dict.fromkeys(
+        ("etcd", "etcd-peer", "broker-1", "broker-1-http", "dagster", "dagster-code"), 1
+    )
+    without = frozenset({"metastore", "trino"})
+    former = PlatformOptions(without=without, catalog="http://catalog:8181")
+    asked = replace(former, without=without - {"trino"}, trino="http://trino:8080")
+    running = components_of(layout, former, ports)
+    changed = outdated(running, components_of(layout, upgraded(former, asked), ports))
+    assert {each.name for each in changed} == {"typed", "dagster-code", "dagster", "dagster-daemon"}
+    assert all(each.restartable for each in changed)

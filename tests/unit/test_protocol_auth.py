@@ -63,7 +63,7 @@ def test_u1_a_token_of_one_key_set_is_verified_by_a_reordered_one():
     assert Claims.from_payload(payload).capability == Capability.READ
 
 
-def test_u1_a_wrong_key_is_told_in_the_words_of_gazette():
+def test_u1_a_wrong_key_is_reported_in_the_words_of_gazette():
     token = KeyRing(ONE).sign(ALL_CLAIMS, now=NOW, lifetime_s=60)
     with pytest.raises(Unauthenticated) as caught:
         KeyRing(TWO).verify(token)
@@ -85,7 +85,7 @@ def test_u1_the_roll_out_key_admits_calls_without_a_token_and_signs_nothing():
     token = keys.sign(ALL_CLAIMS, now=NOW, lifetime_s=60)
     assert KeyRing(ONE).verify(token)
     assert not KeyRing(ONE).admits_all
-    # One zero byte is no secret, so that it must not verify either.
+    # One zero byte is not a secret, so that it must not verify either.
     with pytest.raises(Unauthenticated, match="signature is invalid"):
         keys.verify(handmade(claims_json(), secret=b"\0"))
 

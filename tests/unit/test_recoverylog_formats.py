@@ -54,7 +54,7 @@ def test_gr1_recorded_operations_have_the_bytes_of_the_contract():
 
 
 def test_the_operations_of_the_contract_are_a_log_that_has_its_hints():
-    """As a player reads them: the no-op of the other author is no part of the file."""
+    """As a player reads them: the no-op of the other author is not a part of the file."""
     log = bytes.fromhex(CREATE) + bytes.fromhex(WRITE) + b"hello" + bytes.fromhex(NO_OP)
     for hints in (FsmHints("a/log"), FsmHints.from_bytes(JSON)):
         playback = Playback(hints, {"a/log": len(log)})
@@ -133,7 +133,7 @@ def test_hints_are_read_from_protobuf_too():
         b"\xff\xff",
     ],
 )
-def test_hints_that_cannot_be_read_are_told(value):
+def test_hints_that_cannot_be_read_are_reported(value):
     with pytest.raises(DataError, match="neither JSON nor protobuf"):
         FsmHints.from_bytes(value)
 

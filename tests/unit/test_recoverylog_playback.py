@@ -169,7 +169,7 @@ def test_gp7_it_finishes_behind_garbage(garbage):
 
 @pytest.mark.parametrize("piece", [3, 64, 1000, 1 << 20])
 @pytest.mark.parametrize("garbage", [b"\x66\x33\x93\x36", b"\x66\x33\x93\x36\0\0\0\0", b"\x66"])
-def test_garbage_that_is_full_of_magics_is_told_as_one(garbage, piece):
+def test_garbage_that_is_full_of_magics_is_reported_as_one(garbage, piece):
     log = Log(garbage * 1000)
     begin = len(log.content)
     fnode = log.create("/dir/a")
@@ -274,7 +274,7 @@ def test_gp8_of_two_hand_offs_at_once_the_last_in_the_log_has_it():
     ends = [log.append(step.content) for step in steps]
     for player, end in zip(players, ends, strict=True):
         player.injected(end)
-    # The second sees that the first was before it, and tries again behind that.
+    # The second sees that the first was before it, and tries again after that.
     assert played(players[0], log)[1] is None
     assert players[0].is_done
     assert not players[1].is_done
@@ -368,7 +368,7 @@ def test_gp4_content_that_ends_early_is_an_error():
             tell(playback)
 
 
-def test_what_does_not_fit_is_told_unless_it_is_to_be_expected():
+def test_what_does_not_fit_is_reported_unless_it_is_to_be_expected():
     log = Log()
     log.create("/dir/a")
     begin = len(log.content)

@@ -357,7 +357,7 @@ def test_other_tables_are_no_rollups(rollup):
     view = thrift.get_table(STAGING_SCHEMA, "sums_1")
     view.parameters = {}
     thrift._tables["rollups", "plain"] = view
-    with pytest.raises(LakeError, match="is no Iceberg table"):
+    with pytest.raises(LakeError, match="is not an Iceberg table"):
         rollup.tables.load("rollups", "plain")
 
 
@@ -375,7 +375,7 @@ def wide(*found):
     return [(values[0], day(values[1]), "m", n) for values, n in found]
 
 
-def test_other_columns_replace_the_table_if_all_is_made_anew(rollup):
+def test_other_columns_replace_the_table_if_all_is_made_again(rollup):
     rollup.commit(rows((JFK, 1), (EWR, 3)), {JFK: 10, EWR: 20})
     before = rollup.load()
     with pytest.raises(LakeError, match="gives other columns than the table has, which keeps 1 f"):

@@ -31,7 +31,7 @@ BOTH = {
     "select s.x, s.y.z as sz, f.s.z as t, f.s.u.v.w as q from f": {
         name: ["f.s"] for name in ("x", "sz", "t", "q")
     },
-    # What only decides which rows there are is no origin.
+    # What only decides which rows there are is not an origin.
     "select a from f where b > (select max(x) from g) group by a, k having sum(b) > 0": {
         "a": ["f.a"]
     },

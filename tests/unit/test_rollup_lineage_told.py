@@ -69,7 +69,7 @@ def test_no_fault_in_lineage_fails_a_run(lake, instance, capfd, monkeypatch, fau
     assert WARNING in capfd.readouterr().err
 
 
-def test_a_run_is_told_in_full_if_the_metastore_goes_once_it_is_committed(
+def test_a_run_is_reported_in_full_if_the_metastore_goes_once_it_is_committed(
     lake, instance, monkeypatch
 ):
     lake.publish(("a", 5))

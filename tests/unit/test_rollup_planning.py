@@ -155,7 +155,7 @@ def test_content_that_another_part_held_too_is_not_gone():
         plan = planned(spec(), raw(parts), covers)
         assert ("JFK",) in [sealed.values for sealed in plan.sealed]
         assert plan.drop == ()
-    # Nor if the other part is one that came later: of a journal made anew, it is other content.
+    # Nor if the other part is one that came later: of a journal made again, it is other content.
     covers = done(planned(spec(), raw({"JFK/6": ((20, 50),)})))
     plan = planned(spec(), raw({"JFK/7": ((0, 90),), "JFK/6": ((30, 60),)}), covers)
     assert [sealed.values for sealed in plan.behind] == [("JFK",)]
@@ -223,7 +223,7 @@ def test_sealed_slice_is_behind_if_a_rollup_that_it_is_made_of_has_changed():
         assert plan.is_idle
 
 
-def test_journal_of_the_same_name_that_begins_anew_is_other_content():
+def test_journal_of_the_same_name_that_restarts_is_other_content():
     covers = done(planned(spec(), raw({"JFK/5": ((100, 200),)})))
     plan = planned(spec(), raw({"JFK/5": ((0, 300),)}), covers)
     assert list(plan.make) == [("JFK",)]
@@ -284,7 +284,7 @@ def test_table_without_slices_changes_all_slices():
     assert planned(one, {"f": raw(FIRST), "names": names}, covers).is_idle
     changed = {"f": raw(FIRST), "names": rollup({"": "2"}, columns=())}
     assert list(planned(one, changed, covers).make) == [("EWR",), ("JFK",)]
-    # A source that is no longer read is no lost content.
+    # A source that is no longer read is not a lost content.
     plan = planned(spec(), raw(FIRST), covers)
     assert (list(plan.make), plan.sealed, plan.is_rebuild) == ([("EWR",), ("JFK",)], (), True)
 

@@ -14,8 +14,8 @@ from dagster import (
 from dagster_instances import new_instance
 from rollup_bench import SUMS, Lake, told
 
-from gazette_platform.assets.freshness import SOURCES_KEY, noted_mark, sources_mark
 from gazette_platform.assets.rollups import COMPLETE_CHECK, rollup_asset
+from gazette_platform.assets.source_marks import SOURCES_KEY, noted_mark, sources_mark
 from gazette_platform.errors import LakeError, RollupFenced
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.stored_covers import read_covers
@@ -128,7 +128,9 @@ def test_a_slice_is_not_committed_if_its_files_went_while_it_was_read(lake):
     lake.run()
     lake.publish(("a", 5))
     lake.engine.before_commit = lambda: lake.delete_file("a", 5)
-    with pytest.raises(LakeError, match="was pruned while it was read, so nothing was changed"):
+    with pytest.raises(
+        LakeError, match=r"was pruned while slice .* was made from it, so nothing was changed"
+    ):
         lake.run()
     assert lake.rows() == [("a", 5, 1), ("a", 6, 1)]
     lake.engine.before_commit = lambda: None
@@ -165,7 +167,7 @@ def test_a_slice_is_not_committed_if_a_store_went_away_while_it_was_read(lake, r
     spec = msgspec.structs.replace(SUMS, retention=retention)
     lake.publish(("a", 5))
     lake.engine.before_commit = lambda: lake.lose_store("orders/shop=a")
-    with pytest.raises(LakeError, match="while it was read, so nothing was changed"):
+    with pytest.raises(LakeError, match="was made from it, so nothing was changed"):
         lake.run(spec)
     lake.bring_store_back("orders/shop=a")
     lake.engine.before_commit = lambda: None
@@ -176,7 +178,7 @@ def test_other_slices_are_not_committed_if_files_went_while_they_were_read(lake)
     lake.publish(("a", 5), ("a", 5))
     lake.run()
     lake.engine.before_commit = lambda: lake.delete_file("a", 5)
-    with pytest.raises(LakeError, match="while it was read, so nothing was changed"):
+    with pytest.raises(LakeError, match="was made from it, so nothing was changed"):
         lake.run(msgspec.structs.replace(SUMS, slices=("shop",)))
     assert lake.rows() == [("a", 5, 1)]
 

@@ -114,7 +114,7 @@ def test_refused(text, told):
     assert told in str(caught.value)
 
 
-def test_all_errors_are_told_at_once():
+def test_all_errors_are_reported_at_once():
     text = '-- name: A\n-- sources: [t.orders]\n-- slices: [X]\n-- cron: "* * *"\nselect 1'
     with pytest.raises(ValidationError) as caught:
         parse_rollup(text, engine="trino")
@@ -136,7 +136,7 @@ def test_code_version_follows_what_rows_depend_on():
     assert version("[origin]", "[origin, year]") != spec.code_version
     assert version("[flights.flights]", "{flights: flights.other}") != spec.code_version
     assert version("count", "count", engine="spark") != spec.code_version
-    # A version of one's own stands for the text, so that this may be put in better words.
+    # A version of your own stands for the text, so that this may be put in better words.
     pinned = version("slices:", "version: '1'\n-- slices:")
     assert (
         pinned

@@ -78,7 +78,7 @@ def test_journal_partitions_are_readable_and_distinct():
         assert journal_name(journal_partition(journal)) == journal
 
 
-def test_rows_of_a_table_are_told_again_once_a_damaged_file_is_restored(platform):
+def test_rows_of_a_table_are_reported_again_once_a_damaged_file_is_restored(platform):
     platform.write_spec("a")
     first = platform.files.append("a/part=0", line(1), postfix="hour=05")
     path = platform.files.root / first.content_path

@@ -1,4 +1,4 @@
-"""What is wrong with specs and selectors is red in Dagster, whole, and told once."""
+"""What is wrong with specs and selectors is red in Dagster, whole, and reported once."""
 
 import pytest
 from dagster import AssetCheckEvaluation, AssetCheckSeverity
@@ -74,7 +74,7 @@ def test_a_selector_that_matches_no_journal_is_red_until_it_does(platform):
     assert platform.kept_up["a"].passed
 
 
-def test_what_is_wrong_with_journals_is_told_before_they_hold_anything(platform):
+def test_what_is_wrong_with_journals_is_reported_before_they_hold_anything(platform):
     platform.write_spec("a")
     platform.files.create("a/part=0", stores=())
     platform.tick()

@@ -12,10 +12,10 @@ from gazette_platform.assets.checks import KEEPS_UP_CHECK
 from gazette_platform.errors import LakeError, NoJournalPrimaryBroker
 from gazette_platform.lake import JournalCursor, Shrinker, StoreRoots
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.prunes.retention import Break
+from gazette_platform.lake.raw.prunes.verdict import Break
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import run_tick
-from gazette_platform.sensors.retention import PrunePoint, RetentionState
+from gazette_platform.sensors.prunes import PrunePoint, RetentionState
 
 pytestmark = pytest.mark.long
 
@@ -72,7 +72,7 @@ def lose_store(world, journal=JOURNAL):
     return lost
 
 
-def test_what_was_pruned_is_told_once_and_dropped(world):
+def test_what_was_pruned_is_reported_once_and_dropped(world):
     made = filled(world)
     told = len(events(world))
     for fragment in (*made["05"], made["06"][0]):
@@ -342,7 +342,7 @@ def test_a_time_that_gets_something_while_it_is_pruned_stays(world):
     assert partitions(world) == list(HOURS)
 
 
-def test_what_a_tick_shrank_and_could_not_tell_is_told_in_turn(world, monkeypatch):
+def test_what_a_tick_shrank_and_could_not_tell_is_reported_in_turn(world, monkeypatch):
     made = both(world)
     world.prune(made[JOURNAL]["05"][0], "05")
     told = len(events(world))
@@ -359,7 +359,7 @@ def test_what_a_tick_shrank_and_could_not_tell_is_told_in_turn(world, monkeypatc
     assert (event.partition, event.metadata["rows_added"].value) == ("05", -1)
 
 
-def test_what_was_pruned_before_an_upgrade_is_told_under_the_new_key(world):
+def test_what_was_pruned_before_an_upgrade_is_reported_under_the_new_key(world):
     """Dagster has a partition a Hive partition from a former release."""
     made = both(world, hours=("05", "06", "07"))
     cursor, world.instance = world.cursor, world.new_instance()

@@ -19,7 +19,7 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.sensors import fragments, fragments_sensors
 from gazette_platform.sensors.cursor import SensorCursor
-from gazette_platform.sensors.retention import RetentionState
+from gazette_platform.sensors.prunes import RetentionState
 from gazette_platform.sensors.shards import SHARDS_MAX, Shard, epoch_of, shards
 
 pytestmark = pytest.mark.long
@@ -196,7 +196,7 @@ def test_a_sensor_without_a_table_forgets_that_it_had_one(platform):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_however_often_their_number_changes_all_is_told_once(platform, seed):
+def test_however_often_their_number_changes_all_is_reported_once(platform, seed):
     chance = random.Random(seed)
     appended = {table: Counter() for table in TABLES}
     for table in TABLES:
@@ -231,7 +231,7 @@ def newest(instance, table):
     """What Dagster shows of the check `keeps_up`."""
     from dagster import AssetCheckKey
 
-    from gazette_platform.assets.freshness import newest_evaluations
+    from gazette_platform.assets.source_marks import newest_evaluations
 
     key = AssetCheckKey(AssetKey(["s", table]), "keeps_up")
     return newest_evaluations(instance, [key])[key].passed
@@ -266,7 +266,7 @@ def test_after_a_change_of_their_number_former_ticks_have_time_to_end(platform, 
     for _ in range(2):
         for result in platform.ticks(2).values():
             assert not result.asset_events
-            assert "shared out anew" in result.skip_reason.skip_message
+            assert "shared out again" in result.skip_reason.skip_message
     monkeypatch.setattr(fragments, "_HAND_OVER_S", 0)
     platform.ticks(2)
     monkeypatch.setattr(fragments, "_HAND_OVER_S", 3600)

@@ -147,7 +147,7 @@ def tell_formerly(platform, key, fragments, rows, count):
 
 @pytest.mark.parametrize("form", ["{part}/{hour}", "part={part}/hour={hour}"])
 @pytest.mark.parametrize("is_cursor_lost", [False, True])
-def test_keys_of_former_releases_go_and_no_number_is_told_twice(platform, form, is_cursor_lost):
+def test_keys_of_former_releases_go_and_no_number_is_reported_twice(platform, form, is_cursor_lost):
     hours = ("05", "06", "07")
     for part in range(2):
         for hour in hours:

@@ -6,7 +6,7 @@ from dagster_instances import new_instance
 from hypothesis import given, strategies as st
 from lake_bench import FragmentFiles, MemoryMetastore
 
-from gazette_platform.assets.freshness import is_red
+from gazette_platform.assets.source_marks import is_red
 from gazette_platform.lake import (
     Auditor,
     FitChecker,
@@ -21,8 +21,8 @@ from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.prunes import Retention
 from gazette_platform.sensors.reports import InstanceTold
-from gazette_platform.sensors.retention import Retention
 from gazette_platform.sensors.tick import following, in_turn
 
 names = st.sets(st.text("abc", min_size=1, max_size=3), min_size=1).map(sorted)

@@ -21,8 +21,8 @@ from gazette_platform.protocol import CompressionCodec
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.prunes import Retention
 from gazette_platform.sensors.reports import InstanceTold
-from gazette_platform.sensors.retention import Retention
 from gazette_platform.sensors.waits import Wait, follow
 
 NOW = 1_000_000
@@ -61,14 +61,14 @@ def test_a_wait_is_a_stall_when_it_lasts_longer_than_it_may(progress, limit_s, t
     (stall,) = stalls_after(progress, limit_s)
     assert text in stall
     assert f"j stalls: its bytes from {progress.complete_to} on" in stall
-    assert stalls_after(progress, limit_s + 999) == [stall]  # the same text, told once
+    assert stalls_after(progress, limit_s + 999) == [stall]  # the same text, reported once
 
 
 def test_what_is_open_without_a_flush_interval_never_stalls():
     assert stalls_after(waiting(), 10**9) == []
 
 
-def test_a_wait_begins_anew_with_every_byte_that_is_registered():
+def test_a_wait_restarts_with_every_byte_that_is_registered():
     waits = follow({}, report(waiting(is_stored=True)), NOW).waits
     on = waiting(registered=11, is_stored=True)
     waits = follow(waits, report(on), NOW + 299).waits
@@ -84,7 +84,7 @@ def test_bytes_behind_a_refused_one_do_not_hide_it():
     assert "its bytes from 2 on" in stall
 
 
-def test_heads_are_told_while_nothing_is_registered_but_not_more_often_than_each_minute():
+def test_heads_are_reported_while_nothing_is_registered_but_not_more_often_than_each_minute():
     waits, told = {}, []
     for second in range(0, 300, 3):
         progress = waiting(head=20 + second)
@@ -98,7 +98,7 @@ def test_heads_are_told_while_nothing_is_registered_but_not_more_often_than_each
     assert end.lag_bytes == 0
 
 
-def test_many_waits_are_told_less_often():
+def test_many_waits_are_reported_less_often():
     journals = [f"j{n}" for n in range(100)]
     waits, told = {}, 0
     for second in range(0, 1800, 30):
@@ -138,7 +138,7 @@ def test_a_cursor_keeps_waits():
 
 
 class Platform:
-    """One table over fragments; `tick` runs the sensor's work at a time of one's own."""
+    """One table over fragments; `tick` runs the sensor's work at a time of your own."""
 
     def __init__(self, root, instance):
         self.instance = instance

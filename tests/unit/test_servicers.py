@@ -194,7 +194,7 @@ async def test_code_that_was_set_replaces_the_response(stub):
 
 
 @pytest.mark.parametrize("code", ["UNKNOWN", "FAILED_PRECONDITION"])
-async def test_unexpected_error_is_told_and_logged(stub, caplog, code):
+async def test_unexpected_error_is_reported_and_logged(stub, caplog, code):
     async def say(servicer, request, context):
         if code != "UNKNOWN":
             context.set_code(grpc.StatusCode[code])

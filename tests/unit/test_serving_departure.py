@@ -25,7 +25,7 @@ async def test_a_step_that_ends_in_time_is_well(faults):
     assert await Departure(faults).step(5.0, "sleeping", turns())
 
 
-async def test_a_step_that_takes_too_long_is_told_and_passed_over(faults, caplog):
+async def test_a_step_that_takes_too_long_is_reported_and_passed_over(faults, caplog):
     with caplog.at_level(logging.ERROR, logger="gazette_platform"):
         assert not await Departure(faults).step(0.001, "closing journals", for_ever())
     assert [record.getMessage() for record in caplog.records] == [

@@ -98,7 +98,7 @@ def a_nemesis(process, clock, database=None):
     )
 
 
-async def test_a_pause_that_takes_no_lease_is_told():
+async def test_a_pause_that_takes_no_lease_is_reported():
     process = Process()
     nemesis = a_nemesis(process, ManualClock())
     await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.02)])
@@ -204,7 +204,7 @@ def by_stream(*totals):
     return {bytes(each.ID): each for each in totals}
 
 
-def test_each_trouble_of_sums_is_told():
+def test_each_trouble_of_sums_is_reported():
     expected = by_stream(*map(total, range(1, 6)))
     found = [total(1), total(2, value=6), total(3), total(3), total(4, seq_no=4), total(9)]
     sums = compare(expected, found)
@@ -237,7 +237,7 @@ def tallies(*numbers):
         ((2,), "sum 1 that was passed on was counted as number 2"),
     ],
 )
-def test_a_count_that_leaves_out_or_repeats_is_told(numbers, wrong):
+def test_a_count_that_leaves_out_or_repeats_is_reported(numbers, wrong):
     found = miscounted(tallies(*numbers))
     assert [text.partition(":")[0] for text in found] == ([wrong] if wrong else [])
 

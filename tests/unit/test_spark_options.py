@@ -66,7 +66,7 @@ def test_secrets_are_not_shown_but_get_to_tasks():
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_all_that_is_wrong_is_reported_at_once():
     with pytest.raises(ValidationError) as failed:
         parse(
             selector="name=a",

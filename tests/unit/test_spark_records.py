@@ -105,7 +105,7 @@ def keeping(row):
 ALONE = {line: [keeping(row) for row in rows_of(line + b"\n")] for line in LINES}
 
 
-def test_lines_that_are_no_records_are_told():
+def test_lines_that_are_no_records_are_reported():
     bad = {line for line, rows in ALONE.items() if rows and rows[0]["_corrupt"] is not None}
     assert bad == set(LINES[8:])
     assert [line for line, rows in ALONE.items() if not rows] == [b"", b"  "]
@@ -145,7 +145,7 @@ def test_large_content_is_cut_into_blocks_of_whole_lines():
     assert [0, *ends[:-1]] == [at for block in blocks for at in block.begins.to_pylist()]
 
 
-def test_content_behind_a_hole_begins_anew():
+def test_content_behind_a_hole_restarts():
     pieces = [(0, b'{"n":1}\n{"n'), (50, b'{"n":3}\n')]
     blocks = list(reading._lines("a/b", iter(pieces)))
     assert [(block.begins.to_pylist(), block.ends.to_pylist()) for block in blocks] == [
@@ -243,13 +243,13 @@ def test_frames_of_other_content_types_are_values():
         {"value": frames[1], "_begin": 18, "_end": 32},
         {"value": frames[2], "_begin": 32, "_end": 40},
     ]
-    with pytest.raises(DataError, match="behind offset 32: unexpected EOF"):
+    with pytest.raises(DataError, match="after offset 32: unexpected EOF"):
         list(reading._frames(span, iter([(7, content[:-1])]), needs_uuid=False))
     with pytest.raises(ValidationError, match="ask for `value binary`"):
         Records("application/x-protobuf-fixed", columns("n int"), uuid_path=("x",), mode="failFast")
 
 
-def test_columns_that_cannot_be_read_are_told_together():
+def test_columns_that_cannot_be_read_are_reported_together():
     with pytest.raises(ValidationError) as failed:
         columns("_begin int, _uuid binary, m map<string,int>, b binary, s struct<b:binary>")
     for part in (

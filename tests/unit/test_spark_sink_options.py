@@ -36,7 +36,7 @@ def test_names_have_no_case_and_options_of_sparks_own_are_passed_over():
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_all_that_is_wrong_is_told_at_once():
+def test_all_that_is_wrong_is_reported_at_once():
     with pytest.raises(ValidationError) as failed:
         parse_sink_options(
             {

@@ -187,7 +187,7 @@ def test_journal_that_ends_before_it_was_read_to_is_an_error(end):
 
 
 @pytest.mark.parametrize("offset", [{}, {"journals": 1}, {"journals": {"a": "1"}}, {"a": 5}])
-def test_offset_of_another_source_is_told(offset):
+def test_offset_of_another_source_is_reported(offset):
     with pytest.raises(ValidationError, match="is not an offset of format gazette"):
         positions_of(offset)
 

@@ -99,7 +99,7 @@ Caused by: org.apache.spark.SparkException: Job aborted due to stage failure: Ta
         ("[PYTHON_VERSION_MISMATCH] no\n\tat x", "[PYTHON_VERSION_MISMATCH] no"),
     ],
 )
-def test_failures_of_spark_are_told_in_a_line(text, told):
+def test_failures_of_spark_are_reported_in_a_line(text, told):
     found = typed_workers._why(Exception(text))
     assert found.startswith(told)
     assert "\n" not in found

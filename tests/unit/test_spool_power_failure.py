@@ -347,7 +347,7 @@ async def test_what_is_taken_back_is_so_on_disk_before_other_content_takes_its_p
 async def test_a_fragment_that_closes_while_it_is_synced_stays_closed(
     disk, tmp_path, tasks, monkeypatch
 ):
-    """Else its record would be the last one, and say that the content behind it was its own."""
+    """Else its record would be the last one, and say that the content after it was its own."""
     rng, real, complete = random.Random(1), Spool.sync, Digester.complete
     is_syncing, may_end, may_complete = threading.Event(), threading.Event(), asyncio.Event()
 

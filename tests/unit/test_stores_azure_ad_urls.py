@@ -33,7 +33,7 @@ def test_so1_the_url_names_tenant_account_container_and_prefix(path, prefix):
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        # Each would send a token, or the secret, to somebody else.
+        # Each would send a token, or the secret, to another one.
         ("azure-ad://t/evil.example.com%23/c1c/", "no account"),
         ("azure-ad://t/evil.example.com:443/c1c/", "no account"),
         ("azure-ad://t/user@evil/c1c/", "no account"),

@@ -76,7 +76,7 @@ async def test_what_cannot_be_in_a_url_is_not_signed(tmp_path, executor, part):
 def test_urls_with_control_characters_are_refused(part):
     encoded = "".join(f"%{byte:02x}" for byte in part.encode("utf-8", "surrogatepass"))
     urls = [f"file:///{part}/", f"file:///?find={part}", f"s3://bucket{part}/"]
-    if part not in (SURROGATE, " "):  # which is no UTF-8, and so replaced; which is a fine name
+    if part not in (SURROGATE, " "):  # which is not UTF-8, and so replaced; which is a fine name
         urls += [f"file:///{encoded}/", f"file:///?find=a&replace={encoded}"]
     for url in urls:
         with pytest.raises(ValidationError):

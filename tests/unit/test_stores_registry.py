@@ -211,7 +211,7 @@ async def test_so3_each_result_wakes_again(tasks):
 
 
 async def test_intervals_of_checks(tasks):
-    """Failures in a row wait longer and longer; a success starts anew."""
+    """Failures in a row wait longer and longer; a success starts again."""
     checks = Checks()
 
     class Middle(random.Random):

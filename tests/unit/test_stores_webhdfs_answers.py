@@ -1,4 +1,4 @@
-"""The hdfs store, where what answers is no NameNode, or means harm."""
+"""The hdfs store, where what answers is not a NameNode, or means harm."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_messages_have_the_form_that_others_read():
     assert id_of(total) == bytes(range(16))
 
 
-def test_a_wrong_sum_is_told():
+def test_a_wrong_sum_is_reported():
     expected = Sum(ID=STREAM, SeqNo=3, Value=5)
     chunker.check(expected, Sum(UUID="any", ID=STREAM, SeqNo=3, Value=5))
     for found in (Sum(ID=STREAM, SeqNo=4, Value=5), Sum(ID=STREAM, SeqNo=3, Value=6)):

@@ -70,7 +70,9 @@ def test_a_table_that_holds_what_its_state_says_is_complete(world):
         ((1, 2, 3), (4, 5, 6, 7), 0, 2, "2 records too many"),
     ],
 )
-def test_what_is_lost_or_too_much_is_told_with_its_journal(world, rows, bad, lost, doubled, told):
+def test_what_is_lost_or_too_much_is_reported_with_its_journal(
+    world, rows, bad, lost, doubled, told
+):
     handle, quarantine = run(world, rows=[row(n) for n in rows], bad=bad, counts=COUNTS)
     found = check_counts(handle, quarantine)
     assert not found.is_complete
@@ -99,7 +101,7 @@ def test_a_key_has_fewer_rows_than_messages_and_never_more(world):
     assert finding.doubled == 1
 
 
-def test_counts_that_contradict_each_other_are_told():
+def test_counts_that_contradict_each_other_are_reported():
     counts = Counts(messages=5, committed=5, typed=3, quarantined=1)
     (finding,) = account("typed.flights", TypedState({JOURNAL: JournalState(counts=counts)}))
     assert (finding.journal, finding.lost, finding.doubled) == (JOURNAL, 1, 0)

@@ -77,7 +77,7 @@ def test_what_is_right_passes(case):
 
 
 @pytest.mark.parametrize("name", ["end", "uuid", "n", "k", "at", "late", "partition"])
-def test_value_of_a_row_that_is_wrong_is_told(case, name):
+def test_value_of_a_row_that_is_wrong_is_reported(case, name):
     wanted, found, more = case
     journal, begin, row = found.rows[3]
     found.rows[3] = journal, begin, row._replace(**{name: "other"})
@@ -85,7 +85,7 @@ def test_value_of_a_row_that_is_wrong_is_told(case, name):
 
 
 @pytest.mark.parametrize("name", ["end", "uuid", "reason", "raw"])
-def test_value_of_a_quarantined_record_that_is_wrong_is_told(case, name):
+def test_value_of_a_quarantined_record_that_is_wrong_is_reported(case, name):
     wanted, found, more = case
     journal, begin, record = found.quarantined[0]
     found.quarantined[0] = journal, begin, record._replace(**{name: "other"})
@@ -93,7 +93,7 @@ def test_value_of_a_quarantined_record_that_is_wrong_is_told(case, name):
 
 
 @pytest.mark.parametrize("which", ["rows", "quarantined"])
-def test_what_is_lost_doubled_or_strange_is_told(case, which):
+def test_what_is_lost_doubled_or_strange_is_reported(case, which):
     wanted, found, more = case
     right = getattr(found, which)
     journal, _, value = right[2]
@@ -127,7 +127,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_state_that_is_wrong_is_told(case, what):
+def test_state_that_is_wrong_is_reported(case, what):
     wanted, found, more = case
     state = found.state.with_journals({"a": CHANGES[what](found.state.journals["a"])})
     assert not judged(wanted, found._replace(state=state), **more).is_ok

@@ -157,7 +157,7 @@ def test_bad_records_are_set_aside_as_they_lie():
     good, bad = change("c", None, ROW), change("u", ROW | {"id": 9}, {"id": 2, "name": 5})
     parsed = parse(spec_of(), good, bad, b"null")
     content = b"".join(json.dumps(one).encode() + b"\n" for one in (good, bad)) + b"null\n"
-    # Also the deletion, which is half of what the record says, is no row.
+    # Also the deletion, which is half of what the record says, is not a row.
     assert parsed.rows.num_rows == 1
     (kept,) = bad_rows("cdc/a", parsed, content, 100, None).to_pylist()
     assert kept["raw"] == json.dumps(bad).encode() + b"\n"
@@ -179,7 +179,7 @@ def test_uuid_lies_in_the_envelope():
     (found,) = placed_rows(spec, schema, "cdc/a", parsed, None).to_pylist()
     assert str(found["_uuid"]) == told
     assert (found["_journal"], found["_begin"]) == ("cdc/a", 100)
-    # An acknowledgement of a transaction is no row, and not bad.
+    # An acknowledgement of a transaction is not a row, and not bad.
     ack = {"_meta": {"uuid": str(build_uuid(b"\1abcde", 8, Flags.ACK_TXN))}}
     for record in (ack, change("c", None, ROW, **ack)):
         parsed = parse(spec, record)

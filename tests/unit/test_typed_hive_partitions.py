@@ -45,6 +45,6 @@ def test_partitions_of_before_a_key_came_are_none_of_it():
     assert is_wanted(fragment("hour=05"))
 
 
-def test_values_that_are_none_are_told():
+def test_values_that_are_none_are_reported():
     with pytest.raises(LakeError, match="hour=five is not a int"):
         fragments_of(RAW, {"hour": "five"})(fragment())

@@ -69,7 +69,7 @@ def test_backfill_leaves_rows_of_a_journal_that_is_shorter_than_it_was():
         (at(40), at(90, 43), [(40, 90, 0)]),
         # The journal of now is another one, so nobody holds the bytes that were read.
         (at(40, 42), at(90, 42), [(40, 90, 50)]),
-        # The table began anew with the one of now since: of the former one all is lost.
+        # The table restarted with the one of now since: of the former one all is lost.
         (at(40, 42), at(30, 43, shared_to=70), [(40, 70, 30), (0, 30, 0)]),
         (at(70, 42), at(30, 43, shared_to=70), [(0, 30, 0)]),
     ],

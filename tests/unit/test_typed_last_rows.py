@@ -73,7 +73,7 @@ def test_a_spool_gives_rows_back_any_number_of_times_and_leaves_no_file(tmp_path
     spool.close()
 
 
-def test_a_disk_that_is_full_is_told():
+def test_a_disk_that_is_full_is_reported():
     spool = RowSpool(SCHEMA)
     with Path("/dev/full").open("r+b", buffering=0) as full:
         spool._file.close()

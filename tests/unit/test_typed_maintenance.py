@@ -180,7 +180,7 @@ def test_amendments_are_fenced_while_their_files_are_there(world):
 def test_files_beside_a_table_are_removed_once_no_snapshot_names_them(world):
     handle, table = world.open()
     publish(handle, table, [1])
-    # A run that died before it published, and one behind it.
+    # A run that died before it published, and one after it.
     write_list(table.location, [write_rows(table.metadata, [])], table.io)
     _, table = world.open()
     publish(handle, table, [2])

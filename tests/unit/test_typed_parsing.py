@@ -278,7 +278,7 @@ def test_the_one_bad_value_of_very_many_is_found_soon(record, reason):
     assert time.process_time() - began < 3
 
 
-def test_of_a_record_that_is_too_long_to_be_taken_apart_no_value_is_told():
+def test_of_a_record_that_is_too_long_to_be_taken_apart_no_value_is_reported():
     parsed = parse(spec("c int"), b'{"c":"x","d":"%b"}\n' % (b"a" * (4 << 20)))
     assert [one.reason.partition(":")[0] for one in parsed.bad] == [
         "does not fit, and is too long to say where"
@@ -331,7 +331,7 @@ def meta(clock, flags=OUT, **more):
 
 
 @pytest.mark.parametrize("columns", [("c int",), ("c int", "_meta struct<uuid:string>")])
-def test_uuids_of_all_messages_are_told_and_acks_are_no_rows(columns):
+def test_uuids_of_all_messages_are_reported_and_acks_are_no_rows(columns):
     lines = [meta(10, c=1), meta(20, c="x"), meta(30, CONT, c=3), meta(40, ACK), b'{"c":5}\n']
     lines.append(b'{"_meta":{"uuid":"none"},"c":6}\n')
     required = (f"{columns[0]} required", *columns[1:])
@@ -382,7 +382,7 @@ def test_rows_say_where_they_are_and_segments_come_from_the_name():
         ("a/part=1/part=2", "occurs more than once"),
     ],
 )
-def test_segments_that_are_none_are_told(journal, told):
+def test_segments_that_are_none_are_reported(journal, told):
     wanted = spec("part int segment=part", "c int")
     with pytest.raises(LakeError, match=told):
         table_of(wanted, b'{"c":1}\n', journal=journal)

@@ -61,7 +61,7 @@ def test_a_table_tells_what_it_holds_and_how_its_newest_run_went(world):
     ("name", "value"),
     [(COMPLETE_AT, "soon"), (OLDEST_AT, "2026-01-02"), (READ_BYTES, "1" * 5000), (SECONDS, "x")],
 )
-def test_properties_that_no_run_has_set_are_told(world, monkeypatch, name, value):
+def test_properties_that_no_run_has_set_are_reported(world, monkeypatch, name, value):
     measured = {"read_bytes": 1, "seconds": 0.0, "complete_at": None, "oldest_at": None}
     told = {**measures(**measured), name: value}
     monkeypatch.setitem(globals(), "measures", lambda **_: told)

@@ -335,7 +335,7 @@ def test_manifests_stay_few_however_many_runs_there_are(world):
 # ------------------------------------------------------------------ what a person did
 
 
-def test_tag_that_was_dropped_is_told(world):
+def test_tag_that_was_dropped_is_reported(world):
     handle, table = world.open()
     publish(handle, table, [1])
     _, table = world.open()
@@ -376,7 +376,7 @@ def test_expiry_by_pyiceberg_which_forgets_parents_is_no_rollback(world, is_roll
     assert numbers(handle) == [1, 2, 3]
 
 
-def test_tag_that_alone_was_moved_back_is_told(world):
+def test_tag_that_alone_was_moved_back_is_reported(world):
     """As between the two statements by which a person goes back, with runs seconds apart."""
     handle, table = world.open()
     first = publish(handle, table, [1]).snapshot_id
@@ -393,7 +393,7 @@ def test_tag_that_alone_was_moved_back_is_told(world):
     assert numbers(handle) == [1, 2]
 
 
-def test_a_table_that_is_made_anew_is_another_one(world):
+def test_a_table_that_is_made_again_is_another_one(world):
     """Of neither anything was published, so that progress does not tell them apart."""
     handle, table = world.open()
     same = PinnedHandle(handle, table.metadata.table_uuid)
@@ -447,7 +447,7 @@ def state_path(handle):
     return Path(urlsplit(named).path)
 
 
-def test_state_that_is_gone_or_damaged_is_told(world):
+def test_state_that_is_gone_or_damaged_is_reported(world):
     handle, table = world.open()
     publish(handle, table, [1])
     path = state_path(handle)
@@ -490,7 +490,7 @@ def test_file_of_before_a_widening_may_be_published_behind_it(world):
     assert len(handle.load().token.scan(row_filter="n = 1").to_arrow()) == 1
 
 
-def test_refused_change_is_told_as_a_diff_and_changes_nothing(world):
+def test_refused_change_is_reported_as_a_diff_and_changes_nothing(world):
     handle, _ = world.open()
     before = handle.load().metadata
     with pytest.raises(SchemaMismatch, match=r"typed\.flights: (.|\n)*\+ n: string   refused"):
@@ -505,7 +505,7 @@ def test_evolution_is_fenced(world):
     with pytest.raises(TypedFenced, match="change its shape"):
         open_table(Held(handle, other), wider, world.location())
     assert "more" not in handle.load().metadata.schema().column_names
-    # Maintenance is no hindrance, nor another who does the same.
+    # Maintenance is not a hindrance, nor another who does the same.
     open_table(Held(handle, lambda: by_hand(world.handle(), [8])), wider, world.location())
     widest = spec(("n bigint", "k string", "more double", "most double"))
     same = lambda: world.open(widest)  # noqa: E731
@@ -534,7 +534,7 @@ def test_side_files_that_no_snapshot_names_are_found_once_they_are_old(world):
     assert unnamed_files(world.handle("typed.none"), now_s=later, older_than_s=0) == []
 
 
-def test_catalog_that_broke_off_is_told_with_the_next_step(world):
+def test_catalog_that_broke_off_is_reported_with_the_next_step(world):
     handle, _ = world.open()
     world.catalogs[-1].close()
     (world.folder / "catalog.db").unlink()

@@ -108,7 +108,7 @@ def test_rows_are_counted_within_ranges_and_beside(world):
     assert rows_within(handle.load(), RowRanges({})) == ({}, {JOURNAL: 4, "other": 1})
 
 
-def test_list_that_is_damaged_is_told(world):
+def test_list_that_is_damaged_is_reported(world):
     handle, _ = world.open()
     quarantine = world.quarantine()
     quarantining(world, handle, quarantine, [1])
@@ -121,7 +121,7 @@ def test_list_that_is_damaged_is_told(world):
 
 
 class Then:
-    """A handle, behind each look of which something happens."""
+    """A handle, after each look of which something happens."""
 
     def __init__(self, handle, *then):
         self._handle = handle
@@ -247,7 +247,7 @@ def moved_back(world, handle, to):
 
 
 def test_quarantine_goes_back_with_progress(world):
-    """Else what is read again would be there twice; and what was settled long ago would be once more."""
+    """Else what is read again would be duplicated; and what was settled long ago would be once more."""
     handle, _ = world.open()
     quarantine = world.quarantine()
     quarantining(world, handle, quarantine, [1])
@@ -299,7 +299,7 @@ def test_quarantine_of_a_table_that_was_dropped_is_in_the_way(world):
     assert offsets(quarantine) == [10]
 
 
-def test_quarantine_that_was_partitioned_is_told(world):
+def test_quarantine_that_was_partitioned_is_reported(world):
     """Records that cannot be settled are not passed over: the next publication would forget them."""
     handle, table = world.open()
     quarantine = world.quarantine()
@@ -307,7 +307,7 @@ def test_quarantine_that_was_partitioned_is_told(world):
     with quarantine.load().token.update_spec() as update:
         update.add_identity("_journal")
     publish(handle, table, [], quarantine=write_list(table.location, [written], table.io))
-    with pytest.raises(LakeError, match=r"was partitioned by somebody.*partitioning = ARRAY\[\]"):
+    with pytest.raises(LakeError, match=r"was partitioned by hand.*partitioning = ARRAY\[\]"):
         settle_quarantine(handle, quarantine)
     with quarantine.load().token.update_spec() as update:
         update.remove_field("_journal")

@@ -116,7 +116,7 @@ def test_fragment_that_goes_on_behind_the_head_ends_softly_there():
 # ------------------------------------------------------------------ holes
 
 
-def test_content_that_was_pruned_before_it_was_read_is_told_and_stops_the_journal():
+def test_content_that_was_pruned_before_it_was_read_is_reported_and_stops_the_journal():
     plan = plan_run(at(30), [now(stored(50, 90, at=7))])
     assert plan.holes == (Hole(J, 30, 50, HoleKind.PRUNED, 7),)
     assert plan.ranges == ()
@@ -149,13 +149,13 @@ def test_range_never_spans_a_hole_that_was_given_up():
     assert spans(plan_run(at(10), [journal], given_up={J: 20})) == [(20, 30, False)]
 
 
-def test_journal_of_which_nothing_is_held_is_told():
+def test_journal_of_which_nothing_is_held_is_reported():
     assert plan_run(at(30), [now(head=90)]).holes == (Hole(J, 30, 90, HoleKind.PRUNED),)
     assert plan_run(at(90), [now(head=90)]) == RunPlan()
     assert plan_run(TypedState(), [now(head=90)]) == RunPlan()
 
 
-def test_open_transaction_that_was_pruned_is_told_and_the_journal_read_on():
+def test_open_transaction_that_was_pruned_is_reported_and_the_journal_read_on():
     state = at(60, **{"silent": Producer(5, 20, 3), "busy!!": Producer(9)})
     plan = plan_run(state, [now(stored(40, 60), stored(60, 90))])
     assert plan.holes == (Hole(J, 20, 40, HoleKind.OPEN_PRUNED),)
@@ -167,13 +167,13 @@ def test_open_transaction_that_was_pruned_is_told_and_the_journal_read_on():
     assert given_up.open_begin is None
 
 
-def test_journal_that_was_made_again_is_told_and_not_read():
+def test_journal_that_was_made_again_is_reported_and_not_read():
     plan = plan_run(at(90), [now(stored(0, 30))])
     assert plan.holes == (Hole(J, 30, 90, HoleKind.MADE_AGAIN),)
     assert plan.ranges == ()
 
 
-def test_journals_that_vanished_are_told():
+def test_journals_that_vanished_are_reported():
     assert plan_run(at(90), []).vanished == (J,)
 
 
@@ -278,7 +278,7 @@ def test_runs_read_every_byte_that_is_held_once_and_stop_before_holes(
     journal = now(*listed, head=ends[-1])
     held = {b for each in listed for b in range(each.fragment.begin, each.fragment.end)}
     if listed:
-        # Behind the last stored fragment it is for brokers to say.
+        # After the last stored fragment it is for brokers to say.
         last_stored = max((e.fragment.end for e in listed if e.is_persisted), default=0)
         held |= set(range(max(last_stored, journal.begin), ends[-1]))
     limits = Limits(task_bytes=task_bytes, run_bytes=run_bytes)
@@ -372,7 +372,7 @@ def test_hive_partition_is_the_bytes_that_are_read_of_it():
         )
 
 
-def test_ranges_that_touch_are_made_anew_once():
+def test_ranges_that_touch_are_made_again_once():
     journal = now(stored(0, 30), stored(30, 60))
     plan = plan_backfill([at(60)], [journal], {J: [(20, 50), (0, 30)]})
     assert [(each.begin, each.end) for each in plan.ranges] == [(0, 50)]

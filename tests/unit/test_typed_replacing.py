@@ -89,7 +89,7 @@ def test_rows_of_ranges_go_and_others_come_in_one_snapshot(world):
         (False, 5, "k5"), *((True, n, f"k{n}") for n in range(3)), (True, 4, "new"), (True, 5, "new"),
         *((True, n, f"k{n}") for n in range(9, 12)),
     ]  # fmt: skip
-    # Of the files one is out of the ranges, one within, and two are written anew.
+    # Of the files one is out of the ranges, one within, and two are rewritten.
     assert len(before.keys() & files_of(handle).keys()) == 1
     assert sorted(files_of(handle).values()) == [1, 2, 3, 3]
     snapshot = published.metadata.current_snapshot()
@@ -194,7 +194,7 @@ MORE = lambda table, rows: table.append(rows.slice(0, 1))  # noqa: E731
 
 
 @pytest.mark.parametrize("changes", [[COMPACT], [COMPACT, COMPACT], [MORE], [COMPACT, MORE]])
-def test_what_others_commit_meanwhile_is_looked_at_anew(world, changes):
+def test_what_others_commit_meanwhile_is_looked_at_again(world, changes):
     handle = filled(world, [0, 1, 2], [3, 4, 5], [6, 7, 8])
     held = Held(handle, *(lambda change=one: by_hand(world.handle(), change) for one in changes))
     replace(held, ranges((1, 5)), [1, 4])
@@ -202,7 +202,7 @@ def test_what_others_commit_meanwhile_is_looked_at_anew(world, changes):
     assert numbers(handle) == [*more, 0, 1, 4, 5, 6, 7, 8]
 
 
-def test_files_are_written_anew_once_whoever_comes_between(world):
+def test_files_are_rewritten_once_whoever_comes_between(world):
     handle = filled(world, [0, 1, 2], [3, 4, row(4, OTHER)], [6, 9])
     removed = ranges((1, 2), (7, 9))
     rewriter = FileRewriter(removed)
@@ -219,7 +219,7 @@ def test_files_are_written_anew_once_whoever_comes_between(world):
     assert len(list(folder.iterdir())) == 3 + 3 + 1
 
 
-# ------------------------------------------------------------------ files that are written anew
+# ------------------------------------------------------------------ files that are rewritten
 
 
 def test_file_keeps_the_schema_that_it_was_written_by(world):
@@ -305,7 +305,7 @@ def test_rows_that_engines_deleted_stay_deleted(world):
     assert numbers(handle) == [1, 3, 4, 13]
 
 
-def test_deletes_by_values_are_refused_where_a_file_is_written_anew(world):
+def test_deletes_by_values_are_refused_where_a_file_is_rewritten(world):
     handle = filled(world, range(4), range(10, 14))
     file = next(t.file for t in handle.load().token.scan().plan_files())
     delete_rows(handle.load().token, file, equal=[1])
@@ -330,7 +330,7 @@ def _data_files(handle):
             )
 
 
-def test_files_that_cannot_be_written_anew_are_told(world):
+def test_files_that_cannot_be_rewritten_are_reported(world):
     handle = filled(world, range(4))
     (path,) = files_of(handle)
     loaded = handle.load()
@@ -344,7 +344,7 @@ def test_files_that_cannot_be_written_anew_are_told(world):
         rewriter.without(loaded, task.file, [])
 
 
-def test_file_that_somebody_added_without_ids_is_told(world):
+def test_file_that_somebody_added_without_ids_is_reported(world):
     handle = filled(world, range(4))
     (path,) = files_of(handle)
     where = Path(urlsplit(path).path)

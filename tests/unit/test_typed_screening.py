@@ -308,7 +308,7 @@ def test_messages_outside_of_the_range_are_refused(begin, end):
         )
 
 
-def test_what_should_not_be_is_told():
+def test_what_should_not_be_is_reported():
     told = []
     messages = table((A, 5, OUT), (A, 4, ACK), (B, 1, 682))
     sequence(JournalState(), messages, nothing, end=30, warn=told.append)

@@ -299,13 +299,13 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES)
-def test_a_mistake_is_told_with_its_place_and_alone(text, message):
+def test_a_mistake_is_reported_with_its_place_and_alone(text, message):
     found = told(text)
     assert len(found) == 1, found
     assert re.match(message, found[0]), found[0]
 
 
-def test_all_mistakes_are_told_at_once():
+def test_all_mistakes_are_reported_at_once():
     found = told("""
         uuid: carrier.x
         every: 5
@@ -357,7 +357,7 @@ def test_tables_of_csv_have_no_typed_ones():
     assert found == "typed: typed tables are made of JSON records, and this table's are csv"
 
 
-def test_a_hundred_errors_are_told_at_most():
+def test_a_hundred_errors_are_reported_at_most():
     found = told("{uuid: none, retired: [" + ", ".join(["'-'"] * 300) + "]}")
     assert len(found) == 101
     assert "more errors than these 100" in found[-1]

@@ -100,7 +100,7 @@ def test_digest_does_not_depend_on_order_and_knows_every_field():
     assert len(digests | {state.digest, TypedState().digest}) == len(changed) + 2
 
 
-def test_accounts_that_contradict_each_other_are_told():
+def test_accounts_that_contradict_each_other_are_reported():
     state = some_state()
     assert state.unaccounted == {}
     assert state.counts.waiting == 3

@@ -155,11 +155,11 @@ def test_zombie_whose_merge_is_staged_late_is_fenced(world):
         publish_staged(handle, None, staged[0].snapshot_id, "zombie")
 
 
-def test_behind_maintenance_it_is_merged_anew(world):
+def test_behind_maintenance_it_is_merged_again(world):
     handle, table = world.open(world.spec)
     upsert(handle, table, [said(1, "a", 10)])
     _, table = world.open(world.spec)
-    # An engine refuses what comes between its looking and its staging; behind that, we do.
+    # An engine refuses what comes between its looking and its staging; after that, we do.
     between = lambda: by_hand(world.handle())  # noqa: E731
     merger = PythonMerger(handle, before=[between], behind=[between])
     told = []
@@ -188,7 +188,7 @@ def remove_snapshots(handle, ids):
     )
 
 
-def test_what_expires_before_it_is_published_is_merged_anew_or_told(world):
+def test_what_expires_before_it_is_published_is_merged_again_or_told(world):
     handle, table = world.open(world.spec)
 
     def expire(kinds):
@@ -263,7 +263,7 @@ class Killed(BaseException):
 
 
 class Dying:
-    """A handle whose user is killed at one of its calls, or behind it."""
+    """A handle whose user is killed at one of its calls, or after it."""
 
     def __init__(self, handle, at, *, is_behind):
         self._handle = handle
@@ -343,7 +343,7 @@ def test_what_another_run_stages_meanwhile_hinders_nobody(world):
 # ------------------------------------------------------------------ what a person did
 
 
-def test_table_that_would_show_a_merge_at_once_is_told(world):
+def test_table_that_would_show_a_merge_at_once_is_reported(world):
     handle, table = world.open(world.spec)
     handle.commit(handle.load(), (), (SetPropertiesUpdate(updates={"write.wap.enabled": "false"}),))
     with pytest.raises(LakeError, match=r"no property `write\.wap\.enabled=true`"):
@@ -376,7 +376,7 @@ def test_column_that_is_new_is_null_in_rows_of_before_and_keys_may_widen(world):
 # ------------------------------------------------------------------ whether it is complete
 
 
-def test_key_that_is_there_twice_is_told(world):
+def test_key_that_is_duplicated_is_reported(world):
     spec = keyed(("n bigint", "k string", "id uuid"), ("n", "id"))
     handle, table = world.open(spec)
     one, other = ({**said(n, "a", 10 * n), "id": bytes([n] * 16)} for n in (1, 2))
@@ -392,7 +392,7 @@ def test_key_that_is_there_twice_is_told(world):
     assert "SELECT n, id FROM typed.flights GROUP BY n, id HAVING count(*) > 1" in finding.text
 
 
-def test_too_many_keys_are_not_looked_at_and_a_query_is_told(world, monkeypatch):
+def test_too_many_keys_are_not_looked_at_and_a_query_is_reported(world, monkeypatch):
     handle, table = world.open(world.spec)
     upsert(handle, table, [said(1, "a", 10), said(2, "b", 20)])
     monkeypatch.setattr("gazette_platform.lake.typed.checks.completeness._KEYS_MAX", 1)
@@ -431,7 +431,7 @@ def test_deletions_delete_and_are_kept_for_messages_that_come_late(changed):
     assert DELETES not in handle.load().metadata.refs
     merge_changes(changed, gone(1, 30), gone(3, 40))
     assert values(handle) == {(2, "b")}
-    # Of another journal, whose clocks are those of before.
+    # Of another journal, whose clocks are those from before.
     late = [alive(n, "late", 5, journal=OTHER, clock=25) for n in (1, 3)]
     merge_changes(changed, *late)
     assert values(handle) == {(2, "b")}
@@ -491,7 +491,7 @@ def test_deletions_are_kept_once_if_maintenance_comes_between(changed):
     assert sorted(kept["n"].to_pylist()) == [1, 7]
 
 
-def test_deletions_that_expired_before_they_were_published_are_told(changed):
+def test_deletions_that_expired_before_they_were_published_are_reported(changed):
     _, handle = merge_changes(changed, alive(1, "a", 10))
 
     def expire():

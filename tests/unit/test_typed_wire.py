@@ -112,7 +112,7 @@ def test_messages_take_few_bytes():
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x91\xc0", jobs.dump_done(Done())[:-1]])
-def test_what_no_worker_of_this_release_says_is_told(content):
+def test_what_no_worker_of_this_release_says_is_reported(content):
     with pytest.raises(LakeError, match="it is of another release, or damaged; run again"):
         jobs.parse_done(content)
     damaged = jobs.dump_done(Done(messages=messages(9))).replace(b"PAR1", b"XXXX")
@@ -166,6 +166,6 @@ def test_an_error_of_a_newer_release_is_a_plain_one():
         assert type(jobs.parse_error(sent.replace(b"NewerKind", other))) is LakeError
 
 
-def test_that_content_could_not_be_read_is_told():
+def test_that_content_could_not_be_read_is_reported():
     done = Done(failure="j: no line ends")
     assert jobs.parse_done(jobs.dump_done(done)) == done

@@ -276,7 +276,7 @@ def test_what_was_written_is_removed_if_it_comes_to_nothing(world):
     writer.abort()
 
 
-def test_place_that_cannot_be_written_is_told_and_nothing_stays(world):
+def test_place_that_cannot_be_written_is_reported_and_nothing_stays(world):
     _, table = world.open()
     folder = Path(urlsplit(table.location).path) / "data"
     folder.parent.mkdir(exist_ok=True)

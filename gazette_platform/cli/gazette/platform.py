@@ -94,8 +94,9 @@ def up(  # noqa: PLR0917  options are named
 ) -> None:
     """Start a platform on this machine: etcd, brokers, Hive Metastore, Trino and Dagster.
 
-    If the platform runs already, the command starts what is missing and restarts nothing. So **gazette up --light** is
-    enough to begin with, and **gazette up** adds the rest later.
+    If the platform runs already, the command starts what is missing. It restarts only Dagster and the writer of typed
+    tables, if their settings change. So **gazette up --light** is enough to begin with, and **gazette up** adds the rest
+    later.
 
     The command first installs missing tools into GAZETTE_CACHE. All ports are on 127.0.0.1, and a folder keeps its ports.
     When all is ready, the command prints the addresses and writes them to DIR/endpoints.json. Logs are in DIR/logs.

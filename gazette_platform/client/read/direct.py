@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 from urllib.parse import unquote, urlsplit
 
+from gazette_platform.client.read.plan import choose_next
 from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.errors import GazetteError, ObjectNotFound, StoreError, StoreUnavailable
 from gazette_platform.ops.tasks import TaskGroup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from gazette_platform.client.results import FragmentListing
     from gazette_platform.protocol import Fragment
@@ -129,22 +130,6 @@ _log = logging.getLogger(__name__)
 
 URL_TTL_S: Final = 3600.0
 """Seconds that URLs are asked to be good for. A listing that is half as old is not used any more."""
-
-
-def choose_next(listed: Iterable[FragmentListing], offset: int) -> FragmentListing | None:
-    """The stored fragment to read at `offset`: of those that hold it, the one that ends last.
-
-    Args:
-        listed: in any order; they may overlap, as after a fail-over.
-    """
-    best: FragmentListing | None = None
-    for listing in listed:
-        fragment = listing.fragment
-        if not (listing.is_persisted and fragment.begin <= offset < fragment.end):
-            continue
-        if best is None or fragment.end > best.fragment.end:
-            best = listing
-    return best
 
 
 @final

@@ -16,7 +16,8 @@ from gazette_platform.serving.call_metrics import CallMetrics, Tallies
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from gazette_platform.consumer.runtime import ShardCounts, ShardReplica
+    from gazette_platform.consumer.runtime.replica import ShardReplica
+    from gazette_platform.consumer.runtime.status import ShardCounts
 
 
 @final

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 from gazette_platform.consumer.protocol import ReplicaCode
-from gazette_platform.consumer.shard import ReplicaStep, replica_step
+from gazette_platform.consumer.shard.assignments import ReplicaStep, replica_step
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import Compare, Delete
 from gazette_platform.ops.retry import backoff_s
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.cluster import ConsumerState, ShardAssignment
     from gazette_platform.consumer.protocol import ShardSpec
-    from gazette_platform.consumer.runtime import ShardReplica
+    from gazette_platform.consumer.runtime.replica import ShardReplica
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.keyspace import KeySpace
     from gazette_platform.ops.clock import Clock

@@ -20,15 +20,14 @@ from gazette_platform.consumer.cluster import ConsumerState
 from gazette_platform.consumer.process.metrics import ConsumerMetrics
 from gazette_platform.consumer.process.replicas import Restarts, ShardReplicas
 from gazette_platform.consumer.protocol import ConsumerSpec
-from gazette_platform.consumer.runtime import ReadBudget, ReplicaSettings, ShardReplica
-from gazette_platform.consumer.service import (
-    ConsumerPeers,
-    EtcdShardHost,
-    ShardApi,
-    ShardGateway,
-    ShardResolver,
-    ShardService,
-)
+from gazette_platform.consumer.runtime.host import ReplicaSettings
+from gazette_platform.consumer.runtime.replica import ShardReplica
+from gazette_platform.consumer.runtime.sources import ReadBudget
+from gazette_platform.consumer.service.etcd_host import EtcdShardHost
+from gazette_platform.consumer.service.peers import ConsumerPeers
+from gazette_platform.consumer.service.resolver import ShardResolver
+from gazette_platform.consumer.service.rpcs import ShardGateway, ShardService
+from gazette_platform.consumer.service.shard_api import ShardApi
 from gazette_platform.errors import EtcdError, GazetteError, LeaseLost
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace, item_key

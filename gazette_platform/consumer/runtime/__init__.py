@@ -7,19 +7,3 @@ primary it opens the store, reads, and makes transactions. What to do when is de
 A shard costs two tasks and one a source; a transaction one commit of its store, and an append for each
 journal that was published to. Messages are read, sequenced and consumed in batches.
 """
-
-from __future__ import annotations
-
-from gazette_platform.consumer.runtime.host import ReplicaSettings, ShardHost
-from gazette_platform.consumer.runtime.replica import ShardReplica
-from gazette_platform.consumer.runtime.sources import ReadBudget
-from gazette_platform.consumer.runtime.status import Readiness, ShardCounts
-
-__all__ = [
-    "ReadBudget",
-    "Readiness",
-    "ReplicaSettings",
-    "ShardCounts",
-    "ShardHost",
-    "ShardReplica",
-]

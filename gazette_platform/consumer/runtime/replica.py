@@ -13,7 +13,7 @@ from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.runtime.host import ReplicaSettings
 from gazette_platform.consumer.runtime.status import Readiness, cause_of, error_of
 from gazette_platform.consumer.runtime.tasks import Primary, Recovery
-from gazette_platform.consumer.shard import (
+from gazette_platform.consumer.shard.assignments import (
     HeldReplica,
     ReplicaStep,
     ReplicaTask,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.consumer.runtime.host import ShardHost
     from gazette_platform.consumer.runtime.status import ShardCounts
-    from gazette_platform.consumer.shard import Progress
+    from gazette_platform.consumer.shard.transaction import Progress
     from gazette_platform.message import SequencerCounts
     from gazette_platform.ops.clock import Clock
 

@@ -10,7 +10,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
 from gazette_platform.consumer.protocol import ShardStatus
-from gazette_platform.consumer.shard import STOPPED_TEXT, check_proxy_header, resolve_shard
+from gazette_platform.consumer.shard.assignments import (
+    STOPPED_TEXT,
+    check_proxy_header,
+    resolve_shard,
+)
 from gazette_platform.errors import ShardStopped, ValidationError
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
@@ -21,7 +25,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.cluster import ConsumerState
     from gazette_platform.consumer.protocol import ShardSpec
-    from gazette_platform.consumer.shard import Progress, ShardResolution
+    from gazette_platform.consumer.shard.assignments import ShardResolution
+    from gazette_platform.consumer.shard.transaction import Progress
     from gazette_platform.consumer.store import ShardStore
     from gazette_platform.keyspace import KeySpace
     from gazette_platform.protocol import Header, ProcessId

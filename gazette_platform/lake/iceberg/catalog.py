@@ -1,12 +1,12 @@
-"""Catalogs of typed tables, as few words as publishing needs: load a table, make it, change it in one step.
+"""Catalogs of typed tables, with the few operations that publishing needs: load, create and change a table.
 
-A change says what it requires: that references, schema and partitions still are what was seen. The catalog
-compares that and changes the table in the same step, or refuses. All that is promised of typed tables stands on it.
+A change lists its requirements: references, schema and partitions are still what the caller saw. The catalog
+compares these and changes the table in one step, or refuses. All promises about typed tables rest on that.
 
-A metastore is asked by `IcebergTables`, and never by PyIceberg's own client, which trusts the metastore's lock and
-lets a zombie overwrite what came between.
+`IcebergTables` talks to a metastore. PyIceberg's own client does not, because it trusts the metastore's lock alone:
+a process that lost the lock could overwrite later commits.
 
-The catalog that typed tables are in, as settings name it: where a table is, and the handle to it.
+`typed_catalog` returns the catalog that the settings name.
 """
 
 from __future__ import annotations
@@ -85,14 +85,16 @@ class Loaded:
 
     @property
     def table(self) -> Table:
-        """PyIceberg's, to plan scans by, and snapshots. It knows no catalog: what is to be changed, the handle changes."""
+        """PyIceberg's table, to plan scans and snapshots. It has no catalog: only the handle commits."""
+        # A commit through PyIceberg's own table would pass by the fence. This catalog refuses each
+        # one.
         return Table(("", ""), self.metadata, "", self.io, NoopCatalog("none"))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTable:
-    """A table to be made. The catalog numbers the fields again."""
+    """A table to create. The catalog assigns new field ids."""
 
     schema: Schema
     partitions: PartitionSpec
@@ -110,21 +112,21 @@ class TableHandle(Protocol):
         ...
 
     def load(self) -> Loaded | None:
-        """The table; None: there is no such table.
+        """Load the table; None if it does not exist.
 
         Raises: LakeError: the catalog cannot be reached, or it is not an Iceberg table.
         """
         ...
 
     def create(self, new: NewTable) -> Loaded:
-        """Make the table. Of several that do at once one makes it, and the others get that one.
+        """Create the table. If several callers do so at once, one creates it and the others get that table.
 
         Raises: LakeError: the catalog cannot be reached, or refused.
         """
         ...
 
     def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
-        """Change what was loaded, if all that is required holds.
+        """Change the loaded table if all requirements hold.
 
         Raises: CommitFailedException: something did not; nothing was changed. LakeError: the catalog broke
             off: it may have been changed, or may not.
@@ -140,7 +142,7 @@ class TableHandle(Protocol):
 
 
 def present(handle: TableHandle) -> Loaded:
-    """A table that has to exist.
+    """Load a table that has to exist.
 
     Raises: LakeError: it is not, or the catalog cannot be reached.
     """
@@ -182,19 +184,26 @@ class MetastoreHandle:
             new.schema, new.partitions, UNSORTED_SORT_ORDER, new.location, dict(new.properties)
         )
         self._tables.ensure_database(self._schema)
+        # The file comes first: the metastore must never name a file that does not exist. After a
+        # crash in between, the file is an orphan, which maintenance removes.
         location = self._tables.write_metadata(metadata, 0)
-        # Whether it was this one does not matter: what exists counts.
+        # If another process created it first, its table counts.
         self._tables.create(self._schema, self._table, metadata, location)
         return _made(self)
 
     def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
         """See `TableHandle`."""
+        # The metastore knows no references and no schemas; it compares one text, the metadata
+        # location. So the check is made on `base`, and the swap proves that `base` is still
+        # current.
         for one in requirements:
             one.validate(base.metadata)
         after = update_table_metadata(
             base.metadata, tuple(updates), metadata_location=base.token.metadata_location
         )
         location = self._tables.write_metadata(after, base.token.version + 1)
+        # The new file is unreferenced if the swap fails. It stays: after a lost answer the
+        # metastore may name it, so only maintenance removes it.
         if not self._tables.swap(base.token, location):
             raise CommitFailedException(f"{self._name} was changed meanwhile")
 
@@ -225,6 +234,8 @@ class CatalogHandle:
         """See `TableHandle`."""
         with self._asking("loaded"):
             try:
+                # Load each time: a cached table would fence this run by a change that is long
+                # known.
                 table = self._catalog.load_table(self._name)
             except NoSuchTableError:
                 return None
@@ -234,6 +245,8 @@ class CatalogHandle:
         """See `TableHandle`."""
         with self._asking("made"):
             self._make_namespace(self._name.partition(".")[0])
+            # Two first runs may meet here. The loser takes the winner's table, and the fence
+            # decides between them when they publish.
             with suppress(TableAlreadyExistsError):
                 self._catalog.create_table(
                     self._name,
@@ -249,14 +262,18 @@ class CatalogHandle:
         with self._asking("changed"):
             try:
                 self._catalog.commit_table(base.token, tuple(requirements), tuple(updates))
+            # Report a failed comparison: the caller loads the table again, and then says that it
+            # was dropped.
             except NoSuchTableError as err:
                 raise CommitFailedException(f"{self._name} is gone") from err
+            # Databases abort one of two concurrent transactions. That is a lost comparison and no
+            # outage: nothing was changed, so the caller tries on top of the winner.
             except _outages() as err:
                 if not _is_conflict(err):
                     raise
                 raise CommitFailedException(f"{self._name} was changed meanwhile") from err
             except ValueError as err:
-                # A snapshot that another writer added meanwhile has the number of this one: no condition can name it.
+                # Another writer's snapshot took this one's sequence number. No requirement of Iceberg's covers that.
                 raise CommitFailedException(f"{self._name} was changed meanwhile: {err}") from err
 
     def drop(self) -> None:
@@ -265,12 +282,13 @@ class CatalogHandle:
             self._catalog.drop_table(self._name)
 
     def _make_namespace(self, name: str) -> None:
+        # Ask first: a role that may create tables often may not create namespaces.
         if self._catalog.namespace_exists(name):
             return
         try:
             self._catalog.create_namespace(name)
         except _outages():
-            # A database reports a duplicate key.
+            # Another process may have created it first; databases then report a duplicate key.
             if not self._catalog.namespace_exists(name):
                 raise
 
@@ -280,6 +298,7 @@ class CatalogHandle:
             yield
         except CommitFailedException:
             raise
+        # These come before outages, whose classes contain them: no retry cures a missing right.
         except (UnauthorizedError, ForbiddenError, OAuthError) as err:
             raise LakeError(
                 f"{self._name} could not be {what}, as its catalog does not let us ({_line(err)}): check "
@@ -299,10 +318,10 @@ class CatalogHandle:
 
 @final
 class PinnedHandle:
-    """The handle of one table, and of no other that is made under its name later.
+    """The handle of one table, which refuses a later table of the same name.
 
-    That of a first run could else be published to by a run of the one before, which had published nothing either; and an
-    amendment, which goes on top of whatever runs have published, would be put into a table that has not read as far.
+    Otherwise a first run could publish into a table that was dropped and created again, as neither has published before.
+    An amendment, which goes on top of any run, could land in a table that has not read as far.
 
     Args:
         handle: of the name.
@@ -321,6 +340,8 @@ class PinnedHandle:
     def load(self) -> Loaded | None:
         """See `TableHandle`. Raises: TypedFenced, also: there is another table now."""
         found = self._handle.load()
+        # Compare identities, not names: a zombie wakes up after its table was dropped and made
+        # again. Both tables may have no tag yet, so the fence alone would let it through.
         if found is not None and found.metadata.table_uuid != self._uuid:
             raise TypedFenced(
                 f"{self.name} was dropped and recreated since this began, so it changed nothing: run again"
@@ -341,11 +362,11 @@ class PinnedHandle:
 
 
 def _io_of(table: Table) -> FileIO:
-    """What reads and writes the table's files, by what is said of stores.
+    """Return the reader and writer of the table's files, with the properties of stores only.
 
-    PyIceberg's own has the properties of the catalog as well, such as tokens, and objects of it: neither is for workers, who
-    are given these.
+    PyIceberg's own also has the catalog's properties, such as tokens, and its objects. Workers get neither.
     """
+    # Workers on other machines get these properties. A catalog's token would leak there.
     kept = {
         name: value for name, value in table.io.properties.items() if name.startswith(_OF_STORES)
     }
@@ -353,10 +374,12 @@ def _io_of(table: Table) -> FileIO:
 
 
 def _outages() -> tuple[type[Exception], ...]:
-    """What catalogs raise when they cannot be reached, break off, or answer what no catalog does.
+    """Return the errors of catalogs that cannot be reached, break off, or answer nonsense.
 
-    Others that make, or drop, the same namespace at the same time are among them.
+    Two errors come from others that create or drop the same namespace at the same time.
     """
+    # Look, do not import: SQLAlchemy is an extra. If nothing has imported it, no catalog raises its
+    # errors.
     of_sql = sys.modules.get("sqlalchemy.exc")
     known = (
         OSError,
@@ -364,7 +387,7 @@ def _outages() -> tuple[type[Exception], ...]:
         CommitStateUnknownException,
         NamespaceAlreadyExistsError,
         NoSuchNamespaceError,
-        # Of an answer that is none of a catalog's, such as a page of a proxy's; and of a metadata file that is none.
+        # An answer that no catalog gives, such as a proxy's page, and a broken metadata file.
         InvalidAnswer,
         InvalidMetadata,
     )
@@ -372,7 +395,7 @@ def _outages() -> tuple[type[Exception], ...]:
 
 
 def _is_conflict(err: Exception) -> bool:
-    """Whether a database rolled back what was asked since others did something at the same time."""
+    """Return whether a database rolled back the change because of a concurrent one."""
     state = getattr(getattr(err, "orig", None), "sqlstate", None)
     return state in _CONFLICTS
 
@@ -397,11 +420,11 @@ class TypedCatalog(Protocol):
         ...
 
     def handle(self, name: str) -> TableHandle:
-        """Of the table ``schema.table``, which need not exist."""
+        """Return the handle of the table ``schema.table``, which need not exist."""
         ...
 
     def new_location(self, name: str) -> str:
-        """A location for a table to be made, where nothing is left of one of the same name; empty: the catalog chooses."""
+        """Return an unused location for a new table; empty: the catalog chooses."""
         ...
 
 
@@ -422,6 +445,8 @@ class HiveTables:
         """See `TypedCatalog`."""
         return MetastoreHandle(self._tables, name)
 
+    # Dropping leaves files in place. With a folder of its own, a new table never sees side files,
+    # orphans or late writes of its predecessor.
     def new_location(self, name: str) -> str:
         """See `TypedCatalog`."""
         schema, _, table = name.partition(".")
@@ -465,7 +490,7 @@ def typed_catalog(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> TypedCatalog:
-    """The catalog that settings name. A REST server or database is asked at once.
+    """Return the catalog that the settings name. A REST server or database is contacted at once.
 
     Args:
         settings: `iceberg_catalog` says which; `warehouse` where tables of a metastore or database are, `store`
@@ -497,7 +522,7 @@ def typed_catalog(
 
 
 def io_properties_of(settings: LakeSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    """How PyIceberg reaches the files of Iceberg tables, besides its defaults.
+    """Return the properties with which PyIceberg reaches the files of Iceberg tables.
 
     Raises: ValidationError: it cannot use the store.
     """

@@ -1,8 +1,7 @@
-"""Iceberg tables of the Hive Metastore: read, and swapped in one step.
+"""Iceberg tables of the Hive Metastore: load a table, and swap its metadata file in one step.
 
-A table is a metadata file that the metastore names. Whoever changes the table writes another one and has the
-metastore name that instead, if it still names the first: the metastore compares and sets. All engines
-read and write the same tables.
+The metastore names the metadata file of a table. A writer writes another file, and the metastore names that instead
+if it still names the first one: a compare-and-set. All engines read and write the same tables.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.registration import Metastore
 
 _METADATA = "metadata_location"
-# What Iceberg's own clients write; no engine opens the files by it.
+# As Iceberg's own clients write it. No engine opens files by it, but Hive requires a format.
 _STORAGE = StorageFormat(
     input_format="org.apache.hadoop.mapred.FileInputFormat",
     output_format="org.apache.hadoop.mapred.FileOutputFormat",
@@ -69,7 +68,9 @@ class IcebergTable:
 
     @property
     def version(self) -> int:
-        """Of the metadata file, as its name counts them."""
+        """Version of the metadata file, by its name."""
+        # The number is for people and for sorting. No decision rests on it: other engines may name
+        # files differently.
         number, _, _ = self.metadata_location.rpartition("/")[2].partition("-")
         return int(number) if number.isdecimal() else 0
 
@@ -102,11 +103,13 @@ class IcebergTables:
         self._io_properties = dict(io_properties or {})
 
     def io(self, location: str) -> FileIO:
-        """What reads and writes files at `location`."""
+        """Return the reader and writer of files at `location`."""
         return load_file_io(self._io_properties, location)
 
     def new_location(self, database: str, name: str) -> str:
-        """A location for a new table, where nothing is left of one of the same name."""
+        """Return an unused location for a new table."""
+        # A random folder: files of a dropped table stay, and a run of it that wakes up late still
+        # writes there.
         return f"{self._warehouse}/{database}.db/{name}-{uuid.uuid4().hex[:12]}"
 
     def ensure_database(self, name: str) -> None:
@@ -118,7 +121,7 @@ class IcebergTables:
             session.ensure_database(name, location=f"{self._warehouse}/{name}.db")
 
     def load(self, database: str, name: str) -> IcebergTable | None:
-        """The table; None if there is none of that name.
+        """Load the table; None if it does not exist.
 
         Raises: LakeError: the metastore or the file cannot be reached, or it is not an Iceberg table.
         """
@@ -128,11 +131,12 @@ class IcebergTables:
     def load_within(
         self, session: MetastoreSession, database: str, name: str
     ) -> IcebergTable | None:
-        """`load`, over a session that is open."""
+        """Load the table over an open session."""
         table = session.table(database, name)
         if table is None:
             return None
         location = table.parameters.get(_METADATA, "")
+        # Engines write the value in either case. A Hive table of that name must not be overwritten.
         if table.parameters.get("table_type", "").upper() != "ICEBERG" or not location:
             raise LakeError(
                 f"{table.full_name} exists and is not an Iceberg table: use another name"
@@ -144,7 +148,7 @@ class IcebergTables:
         return IcebergTable(database, name, metadata, location)
 
     def data_files(self, table: IcebergTable) -> list[DataFile]:
-        """All data files of the newest snapshot.
+        """Return all data files of the newest snapshot.
 
         Raises: LakeError: a manifest cannot be read.
         """
@@ -156,6 +160,8 @@ class IcebergTables:
             return [
                 entry.data_file
                 for manifest in snapshot.manifests(io)
+                # A manifest keeps entries that its snapshot deleted, and delete files have
+                # manifests, too. Neither holds rows of now.
                 for entry in manifest.fetch_manifest_entry(io, discard_deleted=True)
                 if entry.data_file.content == 0
             ]
@@ -167,6 +173,8 @@ class IcebergTables:
 
         Raises: LakeError: it cannot be written.
         """
+        # Two writers may race for a version. With the uuid, the loser never overwrites the file
+        # that the metastore names, even on stores without exclusive creation.
         path = f"{metadata.location}/metadata/{version:05d}-{uuid.uuid4()}.metadata.json"
         try:
             ToOutputFile.table_metadata(metadata, self.io(path).new_output(path))
@@ -175,7 +183,7 @@ class IcebergTables:
         return path
 
     def create(self, database: str, name: str, metadata: TableMetadata, location: str) -> bool:
-        """Make a table of a metadata file. Returns: False if there is a table of that name.
+        """Create a table from a metadata file. Returns: False if a table of that name exists.
 
         Raises: LakeError: the metastore cannot be reached, or refused.
         """
@@ -183,6 +191,8 @@ class IcebergTables:
             database=database,
             name=name,
             location=metadata.location,
+            # Engines read the schema from the metadata file. These columns are only what `SHOW
+            # CREATE TABLE` in Hive displays.
             columns=tuple(
                 HiveColumn(name=f.name, type=_HIVE_TYPES.get(type(f.field_type), "string"))
                 for f in metadata.schema().fields
@@ -195,11 +205,13 @@ class IcebergTables:
             return session.create_table(table)
 
     def swap(self, table: IcebergTable, location: str) -> bool:
-        """Let the table have another metadata file. Returns: False if it was changed since loaded.
+        """Give the table another metadata file. Returns: False if the table changed since it was loaded.
 
         Raises: LakeError: the metastore cannot be reached, or refused.
         """
         with self._metastore.connect() as session:
+            # The metastore's lock alone does not suffice: a holder that pauses for longer than its
+            # lease loses the lock and does not notice. So the metastore compares as well.
             return session.swap_iceberg_metadata(
                 table.database, table.name, expected=table.metadata_location, location=location
             )
@@ -210,36 +222,40 @@ class IcebergTables:
         Raises: LakeError: the metastore cannot be reached, or refused.
         """
         with self._metastore.connect() as session:
+            # Files stay: a run in another process may still read them. Orphan removal deletes them
+            # later.
             session.drop_table(database, name)
 
     def delete_files(self, paths: Sequence[str]) -> Iterator[str]:
-        """Delete files. Yields: those that could not be, with the reason."""
+        """Delete files. Yields: each file that could not be deleted, with the reason."""
         yield from deleting(self.io, paths)
 
 
 def deleting(io_of: Callable[[str], FileIO], paths: Sequence[str]) -> Iterator[str]:
-    """Delete files; those that are gone already are no matter.
+    """Delete files. A missing file is fine.
 
     Args:
         io_of: gives what deletes a path.
         paths: of files.
 
-    Yields: those that could not be, with the reason.
+    Yields: each file that could not be deleted, with the reason.
     """
     for path in paths:
         try:
             io_of(path).delete(path)
         except FileNotFoundError:
+            # A former call may have been killed after this file; deleting again must not fail.
             continue
         except OSError as err:
             yield f"{path}: {err}"
 
 
 def slice_of(metadata: TableMetadata, file: DataFile, columns: Sequence[str]) -> tuple[str, ...]:
-    """The slice that a data file belongs to: its values of `columns`, as in a path.
+    """Return the slice of a data file: its values of `columns`, as a path spells them.
 
     Raises: LakeError: the file is not of one slice.
     """
+    # Take the spec that the file was written by: the table's spec may have changed since.
     spec = metadata.specs()[file.spec_id]
     values: dict[str, str] = {}
     for index, field in enumerate(spec.fields):

@@ -1,14 +1,16 @@
-"""Publishing rows of a typed table: files that workers have written become rows, with what was read, or not at all.
+"""Publishing rows of a typed table: the files of workers become rows together with the run's progress, or not at all.
 
-One change of the table's metadata adds a snapshot that appends the files to whatever the table holds now, and moves
-the branch ``main`` and the tag `PROGRESS` to it, on two conditions that the catalog checks in the same step: the tag is
-where it was when the run began (else another run has published: the fence), and main is where it was looked at
-a moment ago (else maintenance came between, and the files are appended on top of that).
+One change of the table's metadata adds a snapshot with the files and moves the branch ``main`` and the tag `PROGRESS`
+to it. The catalog checks two conditions in the same step:
 
-What an engine has staged, a snapshot that the table has and no reader sees, is published by the same change, without the first part.
+- the tag is where it was when the run began; otherwise another run has published (the fence);
+- main is where this process saw it a moment ago; otherwise maintenance came between, and the files go on top of that.
 
-Progress is where the tag is. No engine expires it, and the id of its snapshot never comes again, so a run that was
-held up for any time is refused.
+A snapshot that an engine has staged is in the table already, unseen by readers. The same change publishes it, without
+adding it.
+
+The tag is the progress. No engine expires it and snapshot ids are never reused, so a run that wakes up late, however
+late, is refused.
 """
 
 from __future__ import annotations
@@ -54,14 +56,15 @@ MANIFESTS: Final = {
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "100",
 }
-"""Properties of a table: its manifests are merged once there are a hundred small ones. Without, each commit leaves one for
-ever, and planning opens them all."""
+"""Properties of a table: merge its manifests once there are a hundred small ones. Otherwise each commit leaves one
+for good, and planning opens them all."""
 
 _MAIN: Final = "main"
 _FOREVER_MS: Final = 2**63 - 1
-# Each that fails means that another writer got through: engines are done after a commit or a few.
+# Each failure means that another writer committed. Engines' maintenance makes a commit or a few.
 _ATTEMPTS: Final = 10
-# While a catalog restarts: a metastore takes some seconds.
+# Long enough for a metastore to restart, which takes some seconds.
+# The pauses add up to half a minute.
 _ASKING_STEPS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 
 _T = TypeVar("_T")
@@ -74,26 +77,26 @@ class _MovedError(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What became of a publication."""
+    """The result of a publication."""
 
     snapshot_id: int
-    """Of what was published, now or when it was asked before."""
+    """The published snapshot, of this attempt or an earlier one."""
     metadata: TableMetadata
-    """Of the table, as it is behind it or later."""
+    """The table's metadata after the publication, or later."""
 
 
 def head_of(metadata: TableMetadata) -> int | None:
-    """The snapshot that readers see; None: there never was one."""
+    """Return the snapshot that readers see; None: there never was one."""
     return _ref(metadata, _MAIN)
 
 
 def progress_of(metadata: TableMetadata) -> int | None:
-    """The snapshot that says how far the table has come; None: nothing was published."""
+    """Return the snapshot that holds the table's progress; None: nothing was published."""
     return _ref(metadata, PROGRESS)
 
 
 def summary_of(metadata: TableMetadata, snapshot_id: int | None) -> Mapping[str, str]:
-    """What a snapshot says of itself; nothing, if it has expired."""
+    """Return the summary properties of a snapshot; empty if it has expired."""
     snapshot = metadata.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
     if snapshot is None or snapshot.summary is None:
         return {}
@@ -101,27 +104,33 @@ def summary_of(metadata: TableMetadata, snapshot_id: int | None) -> Mapping[str,
 
 
 def is_rolled_back(metadata: TableMetadata) -> bool:
-    """Whether main no longer comes from where the tag is, as far as its ancestors have not expired."""
+    """Return whether main no longer descends from the tagged snapshot, as far as ancestors have not expired."""
     at = progress_of(metadata)
     tagged = metadata.snapshot_by_id(at) if at is not None else None
     snapshot = metadata.current_snapshot()
     if tagged is None:
         return False
+    # Walk parents, since maintenance puts snapshots on top of the tagged one. Sequence numbers end
+    # the walk early: what is older than the tag cannot descend from it.
     while snapshot is not None and snapshot.snapshot_id != at:
         if (snapshot.sequence_number or 0) < (tagged.sequence_number or 0):
             return True
         if snapshot.parent_snapshot_id is None:
-            # PyIceberg's expiry has it so, where Iceberg's leaves the name of a parent that is gone.
+            # PyIceberg's expiry clears the parent; Iceberg's own keeps the id of a parent that is gone.
+            # Ancestry is lost here, so ask the row counts. Compaction keeps the number of rows; a
+            # rollback to an older snapshot lowers it.
             return _has_fewer_rows(metadata, tagged.snapshot_id)
         snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id)
     return False
 
 
 def _published_behind(metadata: TableMetadata) -> int | None:
-    """The newest publication that main has and progress does not; None, unless the tag was moved."""
+    """Return the newest publication that main has and the tag does not; None unless the tag was moved."""
     at = progress_of(metadata)
     tagged = metadata.snapshot_by_id(at) if at is not None else None
     snapshot = metadata.current_snapshot() if tagged is not None else None
+    # Publishing moves main and tag together, so only a person who moved the tag back makes this
+    # find something. Reading from there would publish the same rows twice.
     while snapshot is not None and snapshot.snapshot_id != at:
         if RUN in summary_of(metadata, snapshot.snapshot_id):
             return snapshot.snapshot_id
@@ -130,15 +139,15 @@ def _published_behind(metadata: TableMetadata) -> int | None:
 
 
 def _has_fewer_rows(metadata: TableMetadata, than: int) -> bool:
-    """Whether main surely has fewer rows than a snapshot had, which no maintenance brings about."""
-    most, least = summary_of(metadata, head_of(metadata)), summary_of(metadata, than)
-    # Engines may note rows as deleted that are gone already.
-    deleted = int(least.get("total-position-deletes", 0))
-    return int(most.get("total-records", 0)) < int(least.get("total-records", 0)) - deleted
+    """Return whether main surely has fewer rows than a snapshot had. No maintenance does that."""
+    now, before = summary_of(metadata, head_of(metadata)), summary_of(metadata, than)
+    # A compaction applies deletes, so rows fall by at most their number. Engines may note a row as deleted twice.
+    deleted = int(before.get("total-position-deletes", 0))
+    return int(now.get("total-records", 0)) < int(before.get("total-records", 0)) - deleted
 
 
 def require_progress(metadata: TableMetadata, name: str) -> None:
-    """Go on only with a table that says how far it has come.
+    """Require that the table's progress is known and that main has it.
 
     Args:
         name: of the table, for errors.
@@ -146,6 +155,8 @@ def require_progress(metadata: TableMetadata, name: str) -> None:
     Raises: TypedProgressGone: it has rows and no tag. TypedRolledBack: main is before the tag, or after it.
     """
     head, at = head_of(metadata), progress_of(metadata)
+    # Without the tag a run would read journals from their beginning and double all rows. An empty
+    # snapshot is fine: Trino's CREATE TABLE makes one.
     if at is None and head is not None and summary_of(metadata, head).get("total-records") != "0":
         raise TypedProgressGone(
             f"{name} has rows, and no tag {PROGRESS}, which says what was read: set the tag to the newest "
@@ -174,8 +185,10 @@ def _accepting(name: str) -> str:
 
 
 def updates_moving(snapshot_id: int) -> tuple[SetSnapshotRefUpdate, ...]:
-    """Changes of metadata that move main and the tag to a snapshot."""
+    """Return the metadata changes that move main and the tag to a snapshot."""
     moved = {"action": "set-snapshot-ref", "snapshot-id": snapshot_id}
+    # Both in one change: a tag that moved later would be lost by a crash in between, and the next
+    # run would publish the same rows again.
     return (
         SetSnapshotRefUpdate.model_validate({**moved, "ref-name": _MAIN, "type": "branch"}),
         _tagged(PROGRESS, snapshot_id),
@@ -183,7 +196,7 @@ def updates_moving(snapshot_id: int) -> tuple[SetSnapshotRefUpdate, ...]:
 
 
 def _tagged(name: str, snapshot_id: int) -> SetSnapshotRefUpdate:
-    # A table may say for how long references live; ours never end.
+    # A table may limit the age of references (`history.expire.max-ref-age-ms`); the tag must outlive any run.
     return SetSnapshotRefUpdate.model_validate(
         {
             "action": "set-snapshot-ref",
@@ -210,17 +223,18 @@ def still_at(metadata: TableMetadata, start: int | None) -> AssertRefSnapshotId:
         metadata: of the table as it was looked at.
         start: what `progress_of` was when a run began.
     """
-    # Of a table without snapshots PyIceberg lets no other branch be asked about. Publishing moves both.
+    # PyIceberg cannot express a condition on a tag of a table without snapshots.
+    # Before the first snapshot, "main does not exist" says the same as "the tag does not exist".
     return _ref_at(PROGRESS, start) if metadata.snapshots else _ref_at(_MAIN, None)
 
 
 def still_headed(metadata: TableMetadata) -> AssertRefSnapshotId:
-    """The condition that readers see what they saw."""
+    """Return the condition that main has not moved."""
     return _ref_at(_MAIN, head_of(metadata))
 
 
 def still_parted_by(metadata: TableMetadata) -> AssertDefaultSpecId:
-    """The condition that new files are parted as they were."""
+    """Return the condition that the table still partitions new files in the same way."""
     return AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})
 
 
@@ -231,10 +245,10 @@ def publish_files(
     run: str,
     properties: Mapping[str, str],
 ) -> Published:
-    """Let readers see what a run has written, if no other run has published since it began.
+    """Publish the files of a run, if no other run has published since it began.
 
-    After any failure ask again with the same `run`: then it says what became of the first time. Without files it
-    publishes all the same, as what was read has changed.
+    After any failure call again with the same `run`: the result says what became of the first attempt. A run without
+    files publishes as well, because its progress has changed.
 
     Args:
         handle: of the table.
@@ -251,6 +265,8 @@ def publish_files(
     """
 
     def appended(now: Loaded) -> Snapshot:
+        # Evolution may have changed the partition spec since workers wrote the files. Iceberg would
+        # accept them, and queries would skip them by wrong partition values.
         require_parted_by(now.metadata, files, handle.name)
         return _appended(now, files, {**properties, RUN: run})
 
@@ -266,9 +282,9 @@ def publish_staged(
     spent: Sequence[int] = (),
     tags: Mapping[str, int] | None = None,
 ) -> Published | None:
-    """Let readers see what an engine has staged, if no other run has published since the run began.
+    """Publish a snapshot that an engine has staged, if no other run has published since the run began.
 
-    After any failure ask again, as with `publish_files`.
+    After any failure call again, as with `publish_files`.
 
     Args:
         handle: of the table.
@@ -285,6 +301,8 @@ def publish_staged(
 
     def found(now: Loaded) -> Snapshot:
         snapshot = now.metadata.snapshot_by_id(staged)
+        # A MERGE was computed against its parent. On top of any other snapshot it would bring
+        # deleted rows back, so it has to be staged again.
         if snapshot is None or snapshot.parent_snapshot_id != head_of(now.metadata):
             raise _MovedError
         return snapshot
@@ -315,9 +333,13 @@ def publish_snapshot(
     refused: CommitFailedException | None = None
     for _ in range(_ATTEMPTS):
         now = loaded_from(handle)
+        # Ask this before the fence: after a lost answer the tag is at this run's own snapshot. The
+        # fence would report another run, and the caller would delete published files.
         before = published_by(now.metadata, run)
         if before is not None:
             return Published(before.snapshot_id, now.metadata)
+        # Check here as well as in the catalog: the catalog says only that something differs, and
+        # not which error a person needs.
         require_start(now.metadata, start, handle.name)
         require_progress(now.metadata, handle.name)
         snapshot = made(now)
@@ -325,11 +347,17 @@ def publish_snapshot(
             AssertTableUUID(uuid=now.metadata.table_uuid),
             still_headed(now.metadata),
             still_at(now.metadata, start),
+            # The uuid above refuses a table of the same name that was made again. Main keeps
+            # maintenance's rewrite from being undone; the tag is the fence.
             still_parted_by(now.metadata),
         )
         known = {one.snapshot_id for one in now.metadata.snapshots}
+        # A staged snapshot is in the metadata already; catalogs refuse to add it again.
         added = [AddSnapshotUpdate(snapshot=snapshot)] if snapshot.snapshot_id not in known else []
+        # Expiry may have removed some of these; a catalog refuses to remove what does not exist.
         gone = sorted(known & set(spent))
+        # A tag at an expired snapshot would lose deletions for good. No retry helps, so this is a
+        # refusal and not an outage.
         if not known.issuperset((tags or {}).values()):
             raise _expired(handle.name, run)
         removed = [RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone})] if gone else []
@@ -340,6 +368,8 @@ def publish_snapshot(
         except CommitFailedException as err:
             refused = err
             continue
+        # Load again: others may have committed on top since, and reports should show what readers
+        # see.
         return Published(snapshot.snapshot_id, loaded_from(handle).metadata)
     raise LakeError(
         f"{handle.name} was changed by others {_ATTEMPTS} times while run {run} tried to publish: ask again, or "
@@ -348,13 +378,15 @@ def publish_snapshot(
 
 
 def insisting(ask: Callable[[], _T], log: Callable[[str], None]) -> _T:
-    """Ask until there is an answer: a publication that is asked again does nothing twice.
+    """Repeat a publication until the catalog answers. A repetition publishes nothing twice.
 
-    Raises: TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused: there is one. LakeError: there was none for half a minute.
+    Raises: TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused: that is the answer. LakeError: there was no
+        answer for half a minute.
     """
     for pause_s in _ASKING_STEPS_S:
         try:
             return ask()
+        # These are answers. Only an outage leaves open whether the change was made.
         except (TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused):
             raise
         except LakeError as err:
@@ -364,7 +396,7 @@ def insisting(ask: Callable[[], _T], log: Callable[[str], None]) -> _T:
 
 
 def loaded_from(handle: TableHandle) -> Loaded:
-    """The table as it is now.
+    """Load the table as it is now.
 
     Raises: LakeError: it is gone, or the catalog cannot be reached.
     """
@@ -377,21 +409,25 @@ def loaded_from(handle: TableHandle) -> Loaded:
 
 
 def published_by(metadata: TableMetadata, run: str) -> Snapshot | None:
-    """The snapshot that a run has published, if it has not expired."""
+    """Return the snapshot that a run has published; None: it has not, or the snapshot has expired."""
+    # A staged snapshot has the run's name before it is published. The log holds what main has
+    # pointed to, so it tells both apart.
     was_head = {entry.snapshot_id for entry in metadata.snapshot_log}
     for snapshot in reversed(metadata.snapshots):
-        said = summary_of(metadata, snapshot.snapshot_id)
-        # What is not staged comes to be as it is published; what is may wait, and a run may stage several.
-        if said.get(RUN) == run and (WAP_ID not in said or snapshot.snapshot_id in was_head):
+        summary = summary_of(metadata, snapshot.snapshot_id)
+        # A snapshot that was not staged exists only once it is published. A run may stage several.
+        if summary.get(RUN) == run and (WAP_ID not in summary or snapshot.snapshot_id in was_head):
             return snapshot
     return None
 
 
 def require_start(metadata: TableMetadata, start: int | None, name: str) -> None:
-    """Go on only if no run has published since progress was at `start`.
+    """Require that no run has published since progress was at `start`.
 
     Raises: TypedFenced: another run has. TypedProgressGone: the table has rows, and no tag.
     """
+    # The id of a snapshot never comes again. Times and counters could, after a restored backup or
+    # on a machine whose clock is wrong.
     at = progress_of(metadata)
     if at is None:
         # If the tag was dropped, report that, and not that another run had published.
@@ -404,7 +440,7 @@ def require_start(metadata: TableMetadata, start: int | None, name: str) -> None
 
 
 def require_parted_by(metadata: TableMetadata, files: Sequence[DataFile], name: str) -> None:
-    """Let only files in that are parted as the table parts new ones now.
+    """Require that all files are partitioned as the table partitions new ones now.
 
     Raises: TypedFenced: some are not.
     """
@@ -417,9 +453,11 @@ def require_parted_by(metadata: TableMetadata, files: Sequence[DataFile], name: 
 
 
 def _appended(now: Loaded, files: Sequence[DataFile], properties: Mapping[str, str]) -> Snapshot:
-    """A snapshot with the files, on top of what the table holds now; its manifests are written."""
+    """Return a snapshot with the files, on top of what the table holds now, and write its manifests."""
     transaction = now.table.transaction()
     update = transaction.update_snapshot(snapshot_properties=dict(properties))
+    # PyIceberg's fast append would leave one manifest per run, and each query plan opens all of
+    # them. A failed commit leaves these manifests to maintenance.
     with update.merge_append() as append:
         for file in files:
             append.append_data_file(file)

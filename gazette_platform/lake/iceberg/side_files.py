@@ -1,7 +1,7 @@
-"""Files beside a typed table, at `<location>.gazette/`, which its snapshots name: states, lists of quarantined files.
+"""Files beside a typed table, at `<location>.gazette/`, that its snapshots name: states and lists of quarantined files.
 
-Not within the table, where engines that remove orphans would take them for some. So no engine removes them, and
-maintenance has to: those that no snapshot names any more.
+They are not within the table's location, where engines would remove them as orphans. So our own maintenance removes
+the files that no snapshot names any more.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ QUARANTINE: Final = "gazette.quarantine"
 
 
 def write_side_file(location: str, kind: str, content: bytes, io: FileIO | None = None) -> str:
-    """Write a file beside the table at `location`, under a name that nothing has. Returns: its path.
+    """Write a file beside the table at `location`, under a new name. Returns: its path.
 
     Raises: LakeError: it cannot be written.
     """
+    # Never write to an existing name: an attempt that lost the fence would overwrite what a
+    # published snapshot names.
     path = f"{location}.gazette/{uuid.uuid4()}.{kind}"
     files = io if io is not None else load_file_io({}, path)
     try:
+        # It is written before the snapshot that names it. After a crash in between no snapshot
+        # names the file, and maintenance removes it.
         with files.new_output(path).create() as stream:
             stream.write(content)
     except OSError as err:
@@ -64,9 +68,9 @@ def read_side_file(io: FileIO, path: str, name: str) -> bytes:
 
 
 def unnamed_files(handle: TableHandle, *, now_s: float, older_than_s: float) -> list[str]:
-    """Files beside a table that no snapshot of it names, and that can be removed.
+    """Return the files beside a table that no snapshot names and that can be removed.
 
-    A run writes them before it publishes, so what is young may yet be named.
+    A run writes them before it publishes, so a snapshot may still come to name a young file.
 
     Args:
         handle: of the typed table.
@@ -79,6 +83,7 @@ def unnamed_files(handle: TableHandle, *, now_s: float, older_than_s: float) -> 
     loaded = handle.load()
     if loaded is None:
         return []
+    # This load gives the location only. What is named is asked after the listing, below.
     folder = f"{loaded.metadata.location}.gazette"
     scheme, netloc, path = PyArrowFileIO.parse_location(folder, loaded.io.properties)
     arrow = (
@@ -88,16 +93,19 @@ def unnamed_files(handle: TableHandle, *, now_s: float, older_than_s: float) -> 
     )
     try:
         found = arrow.fs_by_scheme(scheme, netloc).get_file_info(
+            # A table that was never published has no such folder.
             FileSelector(path, allow_not_found=True)
         )
     except OSError as err:
         raise LakeError(
             f"cannot list {folder}, beside {handle.name} ({err}): see that the place can be read"
         ) from err
-    # Behind the listing: what was named meanwhile is kept.
+    # Load again after the listing: a file that a run has published meanwhile is kept.
     after = handle.load()
     if after is None:
         return []
+    # Compare names without folders: they are uuids, and engines may write the same location as
+    # `s3://` or `s3a://`.
     named = {
         summary.additional_properties.get(key, "").rpartition("/")[2]
         for summary in (snapshot.summary for snapshot in after.metadata.snapshots)
@@ -109,5 +117,7 @@ def unnamed_files(handle: TableHandle, *, now_s: float, older_than_s: float) -> 
         for file in found
         if file.type == FileType.File
         and file.base_name not in named
+        # A run that has not published yet may have written it. Age is by the store's clock: one
+        # that is ahead here would delete files of running runs.
         and file.mtime.timestamp() < now_s - older_than_s
     )

@@ -175,9 +175,12 @@ def _of_string(profile: Profile) -> tuple[ColumnType, str]:
     count = profile.kinds["text"]
     if kinds - {"text"}:
         others = ", ".join(f"{profile.kinds[kind]} {kind}" for kind in sorted(kinds - {"text"}))
-        return ColumnType(
-            "json"
-        ), f"not only texts ({others}): `json` keeps values as they are written, and takes longer"
+        why = (
+            f"not only texts ({others}): `json` keeps values as they are written, and takes longer"
+        )
+        if "text" in kinds and kinds <= {"text", "integer", "number"}:
+            why += "; if all texts are numbers in quotes, `decimal(p,s)` reads both"
+        return ColumnType("json"), why
     if count and profile.instants == count:
         if profile.zoned == count:
             return ColumnType("timestamptz"), "times with a zone"

@@ -1,13 +1,14 @@
 """Accounts of Hive partitions: what each holds, counted once, and changed by one process at a time.
 
-Reading fragments takes long, so it is done first; then, under the metastore's lock, the accounts are
-read again, what others have counted meanwhile is left out, and the rest is added. So two registrars
-that meet count everything once, and whoever loses has only read in vain.
+Reading fragments takes long, so the accountant reads first. Then, under the metastore's lock, it reads the accounts
+again, leaves out what others have counted meanwhile, and adds the rest. So two registrars that meet count everything
+once, and the loser has only read in vain.
 
-A fragment that a tick has no time for is left to the next one; but the first that a tick counts is registered
-whatever happens, so that each tick gets on. Its rows are counted when it is looked at again, as are those of
-damaged files that were restored. A count goes on where the one before ended, as long as the process is the
-same; it restarts a few times only, for as long as the file is the same.
+A tick leaves fragments that it has no time for to the next one. It registers the first one in any case, so that each
+tick makes progress; a later look counts its rows, as it does for damaged files that were restored. A count continues
+where the one before ended, within one process. It restarts a few times at most, as long as the file is the same.
+
+Long because reading, counting and writing decide together what one lock may cover.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 # What is added at once, and written under one lock: a second or two, so that a tick ends in time, and
 # well within half of the lease on a slow metastore.
+# A holder that outlives its lease of 60 s loses the lock to another registrar.
 _COMMIT_MAX: Final = 50
 # A file may be gone before brokers know; under a wrong root no file exists.
 _LOOKED_FOR_MAX: Final = 5
@@ -179,16 +181,22 @@ class Accountant:
         return self.result
 
     def _run(self, planned: Sequence[PlannedPartition]) -> None:
+        # This read, without the lock, only decides what is worth counting. `_commit` reads again
+        # under the lock, and only that read counts.
         found = self._read(planned)
         planned = [p for p in planned if p.values in found or not self._is_all_aside(p)]
         good = [p for p in planned if self._is_good(p, found.get(p.values))]
         missing = [p for p in good if p.values not in found]
         if missing:
             # New ones first become visible to engines; counting rows may take a while.
+            # Engines list directories themselves, so they see the rows before the accounts do. A
+            # crash here leaves an empty account, which the next tick fills.
             self._session.add_partitions(self._table, [_empty(p) for p in missing])
         work: list[tuple[PlannedPartition, PartitionState]] = []
         for planned_one in good:
             known = found.get(planned_one.values)
+            # The metastore's location wins: after a change of stores the same directory exists in
+            # two, and engines read only this one.
             one = planned_one if known is None else replace(planned_one, location=known.location)
             state = PartitionState.from_parameters(known.parameters if known is not None else {})
             work.append((one, state))
@@ -250,6 +258,8 @@ class Accountant:
         Raises: LakeError: none of its first fragments exists; names the first one.
         """
         error: LakeError | None = None
+        # Several files, since a prune may have removed the first ones between the listing and this
+        # look.
         there = [f for f in planned.fragments if not is_aside(f)]
         for fragment in there[:_LOOKED_FOR_MAX]:
             try:
@@ -280,6 +290,8 @@ class Accountant:
         for turn in zip_longest(*queues.values()):
             for fragment, index in filter(None, turn):
                 planned, _ = work[index]
+                # Skip the rest of this journal as well: counting beyond a gap would leave holes, of
+                # which the cursor keeps only 32.
                 if planned.journal in self._full:
                     continue
                 # One at least, so that a tick that was late from the start gets on, too.
@@ -311,6 +323,7 @@ class Accountant:
             if noted is None and unfit is None:
                 continue
             stamp = self._content.stamp(fragment, planned.location)
+            # The same spec and the same file give the same verdict: do not read it again.
             if unfit is not None and unfit.mark == unfit_mark(self._spec, stamp):
                 continue
             bytes_after = self._mended_bytes + fragment.content_length
@@ -321,6 +334,8 @@ class Accountant:
                 continue
             goes_on = self._content.is_unfinished(fragment, planned.location, self._owner)
             is_tried = noted is not None and noted.stamp == stamp.text
+            # Without this limit, one damaged file of a gigabyte would use up every tick. A restored
+            # file has another stamp, and gets new tries.
             if noted is not None and noted.tries >= TRIES_MAX and is_tried and not goes_on:
                 continue
             self._mended_bytes = bytes_after
@@ -348,6 +363,8 @@ class Accountant:
         self._bytes_left -= fragment.content_length
         wanted = json_columns(self._spec) - result.columns
         try:
+            # Copy before counting: engines read one location per Hive partition, so rows in another
+            # store would be counted and never seen.
             self._cutover.bring(self._spec.name, planned.key, fragment, planned.location)
             counted = self._content.count(
                 fragment,
@@ -366,6 +383,8 @@ class Accountant:
         except GazetteError as err:
             result.errors.setdefault(planned.journal, err)
             return None
+        # Time was up within the file. Nothing is noted, so the fragment stays awaited, and a later
+        # tick counts it.
         if counted.rows is None and not is_kept:
             result.is_complete = False
             self._full.add(planned.journal)
@@ -395,7 +414,11 @@ class Accountant:
         """Add what was counted to the accounts as they are now."""
         if not batch:
             return
+        # Two registrars may have counted the same fragments. The lock orders them, and the second
+        # one finds the bytes covered.
         with self._session.accounts_lock(self._table.database, self._table.name) as lock:
+            # Mark first: a crash after the accounts and before the mark would leave a table at
+            # which Trino fails, and no tick would look again.
             self._mark_as_text(batch, lock)
             found = self._read([planned for planned, _ in batch])
             changed: list[HivePartition] = []
@@ -406,6 +429,8 @@ class Accountant:
                     continue  # dropped meanwhile: its fragments stay awaited
                 if not is_same_location(now.location, planned.location):
                     continue  # made meanwhile, in another store: they are to be brought there
+                # All that is decided below rests on this read and not on the first one: minutes may
+                # have passed, or a repair may have moved files.
                 before = PartitionState.from_parameters(now.parameters)
                 try:
                     self._require_journal(planned, before)
@@ -419,8 +444,12 @@ class Accountant:
                 if update is not None:
                     changed.append(replace(now, parameters=update.state.within(now.parameters)))
             if changed:
+                # The lease may have ended while the accounts were read. Writing then would
+                # overwrite what the new holder has counted.
                 lock.require()
                 self._write(changed)
+        # Only after the write, outside the lock: what is in `done` moves the cursor, so it must be
+        # in the accounts already.
         for planned, state, update in settled:
             self._settle(planned, state)
             # That rows could not be counted again is noted, but not reported.
@@ -441,12 +470,16 @@ class Accountant:
             self.result.is_complete = False
 
     def _require_journal(self, planned: PlannedPartition, state: PartitionState) -> None:
+        # Ranges are offsets of one journal. With two journals in one account, equal offsets would
+        # hide fragments.
         if state.journal not in ("", planned.journal):
             raise LakeError(
                 f"Hive partition {planned.key} of {self._spec.name} holds journal {state.journal} already, so "
                 f"{planned.journal} may not write there; give them different keys"
             )
         created = self._created.get(planned.journal, 0)
+        # A recreated journal begins at offset 0 again, so its bytes would look as if they were
+        # counted.
         if state.ranges and is_another(state.created, created):
             raise LakeError(
                 f"Hive partition {planned.key} of {self._spec.name} holds {planned.journal} as it was before it was "
@@ -463,6 +496,8 @@ class Accountant:
     def _settle(self, planned: PlannedPartition, state: PartitionState) -> None:
         held = [f for f in planned.fragments if is_aside(f) or state.settles(f.begin, f.end)]
         self.result.done |= {(f.journal, f.begin, f.end) for f in held}
+        # An empty account is not worth an event; the partition may have been made by
+        # this tick, which then ran out of time.
         if state.ranges or state.aside:
             self.result.accounts.append(
                 PartitionAccount(
@@ -517,6 +552,7 @@ def _require_room(table: str, planned: PlannedPartition, state: PartitionState) 
         )
 
 
+# Counting part of the fragments would give a wrong total, so all of them must be at hand.
 def _recalled(planned: PlannedPartition, state: PartitionState) -> PartitionState:
     """`state`, with all to be counted again if a former release lost count, and all of it is at hand."""
     if state.rows is not None or state.rows_known is not None or state.uncounted:
@@ -541,6 +577,8 @@ def _update(
     state = _recalled(planned, before)
     rows_added: int | None = 0
     for fragment, counted in counts.items():
+        # Another registrar, or an earlier tick that died before its cursor was stored, has added
+        # it. Adding it again would double its rows.
         if state.settles(fragment.begin, fragment.end):
             if counted.rows is None:
                 state = state.tried(fragment.begin, fragment.end, counted.stamp)

@@ -84,6 +84,8 @@ class Accounts:
         for place in self.places.values():
             if place.state.overlap_bytes > 0 and _meets(place.state, begin, end):
                 low, high = found.get(place.directory, place.state.ranges[0])
+                # Totals do not say which bytes are doubled, so report all; the audit then lists the
+                # files.
                 ranges = place.state.ranges
                 found[place.directory] = (min(low, ranges[0][0]), max(high, ranges[-1][1]))
         return found
@@ -113,12 +115,15 @@ def read_accounts(  # noqa: PLR0917
     for f in anchors:
         if f.backing_store:
             reader.note(f.backing_store, directory_of(f))
+    # Brokers list no covered fragment, so its directory may appear in no listing. Only accounts
+    # still know of it.
     accounts = reader.accounts
     for _, directory in sorted(reader.known.values()):
         try:
             texts = layout.match(directory)
             values = tuple(c.value(t) for c, t in zip(columns, texts, strict=True))
         except LakeError:
+            # One odd directory must not hide the overlaps of all others.
             continue  # not of this table; registration says so where it matters
         accounts.values[directory] = values
     if not columns:
@@ -130,6 +135,8 @@ def read_accounts(  # noqa: PLR0917
         for partition in session.partitions_named(table, names):
             state = PartitionState.from_parameters(partition.parameters)
             reader.take(partition.values, partition.location, state)
+            # The prefix of names also matches `a/b/c` for journal `a/b`, and its offsets say
+            # nothing about this journal.
             is_met = is_met or (state.journal == journal and _meets(state, begin, end))
         return is_met
 
@@ -149,6 +156,7 @@ def held_behind(
 
     The first one found counts. They are asked from the newest on, so nearly always that is one call.
     """
+    # If a journal was deleted and made again, the former account reaches beyond the new head.
     ends = (state.ranges[-1][1] for state in _newest_first(session, spec, table, journal))
     return next((end for end in ends if end > offset), None)
 
@@ -169,6 +177,8 @@ def held_of_former(  # noqa: PLR0917
         now: which journal has the name.
     """
     for state in _newest_first(session, spec, table, journal):
+        # Accounts of former releases do not say which journal they are of. The cursor's knowledge
+        # stands in for them.
         if is_another(state.created or kept, now):
             return state.ranges[-1][1]
         if not kept and state.created:
@@ -184,6 +194,7 @@ def _newest_first(
     columns = partition_columns(spec, layout)
     found = [PartitionState.from_parameters(table.parameters)] if not columns else []
     names = session.partition_names(table, own_values(layout, columns, journal)) if columns else []
+    # A large table has many Hive partitions, and the answer is nearly always in the newest ones.
     names = sorted(names, key=in_time, reverse=True)
     for start in range(0, max(1, len(names)), _BATCH):
         found += [
@@ -218,9 +229,13 @@ class _Reader:
         self.accounts.states[values] = state
         if state.journal not in ("", self.journal):
             return  # of a journal whose name continues this journal's name
+        # Compare plain locations: one place has several spellings, such as `s3://` and `s3a://`, or
+        # with and without a slash.
         plain = plain_location(location)
         found = self.known.get(plain)
         for base, store in self.bases.items():
+            # Brokers may list nothing in the directory any more; then its path below the journal's
+            # folder says where it is.
             if found is None and (plain == base or plain.startswith(f"{base}/")):
                 found = (store, f"{self.journal}{plain[len(base) :]}")
         if found is not None:

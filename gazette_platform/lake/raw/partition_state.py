@@ -24,6 +24,7 @@ _STATE = "gazette.state"
 _VERSION = 1
 # Of a state that is kept in numbered parts, which earlier releases do not know.
 _VERSION_IN_PARTS = 2
+# Names that Hive, Trino and Spark read as statistics.
 _FIGURES = frozenset({"numFiles", "numRows", "totalSize"})
 # A parameter has 4,000 characters in the oldest metastores.
 _CHARACTERS_MAX = 3500
@@ -98,6 +99,8 @@ class PartitionState:
 
         Raises: LakeError: there is one, but it cannot be read.
         """
+        # A partition that a person or `MSCK REPAIR` added has no state: it holds nothing, so its
+        # fragments are all counted.
         text = parameters.get(_STATE)
         if text is None:
             return cls()
@@ -106,6 +109,8 @@ class PartitionState:
             if raw["version"] == _VERSION_IN_PARTS:
                 parts = range(1, raw["parts"] + 1)
                 raw = json.loads("".join(parameters[f"{_STATE}.{number}"] for number in parts))
+            # An older release must stop here: writing the state back would drop fields that it does
+            # not know.
             if raw["version"] != _VERSION:
                 raise LakeError(
                     f"parameter {_STATE} has version {raw['version']}, this release knows "
@@ -118,6 +123,8 @@ class PartitionState:
                 rows=_known(raw["rows"]),
                 content_bytes=_number(raw["content_bytes"]),
                 stored_bytes=_known(raw["stored_bytes"]),
+                # Each field added later has a default, so accounts of former releases stay readable
+                # without a migration.
                 rows_known=_known(raw.get("rows_known")) if raw["rows"] is None else 0,
                 uncounted=tuple(_uncounted(*each) for each in raw.get("uncounted", ())),
                 moving=tuple(map(_text, raw.get("moving", ()))),
@@ -165,6 +172,8 @@ class PartitionState:
             "DO_NOT_UPDATE_STATS": "true",
             "numFiles": str(self.fragments),
         }
+        # Engines may answer `count(*)`, or choose a join, by `numRows`. A missing figure is safe, a
+        # wrong one is not.
         if self.rows is not None:
             parameters["numRows"] = str(self.rows)
         if self.stored_bytes is not None:
@@ -176,6 +185,7 @@ class PartitionState:
 
         A figure that is not known any more must not stay behind: engines would believe it.
         """
+        # Parts of a longer state would otherwise remain beside a shorter one.
         kept = {
             k: v
             for k, v in parameters.items()
@@ -185,6 +195,7 @@ class PartitionState:
 
     def covers(self, begin: int, end: int) -> bool:
         """Whether bytes [begin, end) are in one range."""
+        # Ranges are merged, so a fragment that two others cover together is covered, too.
         return any(b <= begin and end <= e for b, e in self.ranges)
 
     def settles(self, begin: int, end: int) -> bool:
@@ -232,6 +243,8 @@ class PartitionState:
             created: which journal it is (`protocol.identity`).
             unfit: what of it does not fit, if its rows were counted and some do not.
         """
+        # One uncounted file makes the total unknown. What is known stays, so that counting that
+        # file completes the total again.
         known = self.rows if self.rows is not None else self.rows_known
         uncounted = self.uncounted
         if rows is None:
@@ -240,6 +253,8 @@ class PartitionState:
             self,
             journal=journal,
             ranges=_merged((*self.ranges, (begin, end))),
+            # Fragments and bytes are sums and not unions: the difference to the ranges is what
+            # `overlap_bytes` reports.
             fragments=self.fragments + 1,
             content_bytes=self.content_bytes + end - begin,
             stored_bytes=(
@@ -249,6 +264,8 @@ class PartitionState:
             ),
             uncounted=uncounted,
             created=learned(self.created, created),
+            # After a new journal has taken over, identities of the former one must not vouch for
+            # its bytes.
             formerly=() if is_another(self.created, created) else self.formerly,
         )
         added = added.with_known(None if known is None else known + (rows or 0))
@@ -256,6 +273,8 @@ class PartitionState:
 
     def created_again(self, created: int) -> PartitionState:
         """The state of a journal that holds what it held, and was created again."""
+        # Rollups recorded the former identity in their covers; without it they would make all
+        # slices again.
         known = {*self.formerly, self.created} - {0, created}
         return replace(self, created=created, formerly=tuple(sorted(known))[-_FORMERLY_MAX:])
 
@@ -286,6 +305,7 @@ class PartitionState:
         kept = [f for f in self.unfit if (f.begin, f.end) != (begin, end)]
         if unfit is None:
             return replace(self, unfit=tuple(kept))
+        # A topic with one bad record per fragment must not fill the metastore's parameters.
         if len(kept) >= _UNFIT_MAX:
             return replace(self, unfit=tuple(kept), unfit_more=self.unfit_more + unfit.records)
         is_shown = sum(bool(f.what) for f in kept) < _EXAMPLES_MAX
@@ -303,6 +323,7 @@ class PartitionState:
         return replace(
             self,
             uncounted=tuple(
+                # Another stamp is another file: it gets all tries again.
                 Uncounted(begin, end, stamp, u.tries + 1 if u.stamp == stamp else 1)
                 if (u.begin, u.end) == (begin, end)
                 else u
@@ -341,6 +362,8 @@ class PartitionState:
             left: spans of the fragments that stay.
             unfit: records of it that do not fit, if that is known; used only if they are not noted.
         """
+        # Bytes that other files still hold stay covered. Otherwise the next look would register
+        # these files a second time.
         kept = [
             (max(b, low), min(e, high))
             for b, e in self.ranges
@@ -354,6 +377,8 @@ class PartitionState:
         reduced = replace(
             self,
             ranges=_merged(tuple(kept)),
+            # Never negative: accounts that a former release counted wrongly must not make a repair
+            # fail.
             fragments=max(0, self.fragments - 1),
             content_bytes=max(0, self.content_bytes - (end - begin)),
             stored_bytes=(
@@ -382,6 +407,8 @@ class PartitionState:
     @property
     def data_version(self) -> str:
         """Text that changes with the covered bytes, the duplicated ones, or what is uncounted or unfit."""
+        # From content alone, without times or names of files: a repeated tick reports the same
+        # version, and Dagster starts nothing.
         text = " ".join(f"{begin}-{end}" for begin, end in self.ranges)
         if self.overlap_bytes:
             text += f" twice-{self.overlap_bytes}"
@@ -395,6 +422,7 @@ class PartitionState:
 
 
 def _number(raw: Any) -> int:
+    # JSON has floats and texts, too, and arithmetic on them would fail far from here.
     if not isinstance(raw, int):
         raise TypeError(raw)
     return raw
@@ -429,6 +457,8 @@ def _in_parts(text: str) -> dict[str, str]:
     if len(text) <= _CHARACTERS_MAX:
         return {_STATE: text}
     parts = [text[at : at + _CHARACTERS_MAX] for at in range(0, len(text), _CHARACTERS_MAX)]
+    # The head is in the usual parameter, so an older release sees a version that it does not know,
+    # and stops.
     return {
         _STATE: json.dumps({"version": _VERSION_IN_PARTS, "parts": len(parts)}),
         **{f"{_STATE}.{number}": part for number, part in enumerate(parts, 1)},
@@ -438,6 +468,8 @@ def _in_parts(text: str) -> dict[str, str]:
 def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     merged: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
+        # Adjacent ranges merge, so the account of an hour without gaps is one pair, however many
+        # fragments it has.
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:

@@ -112,16 +112,22 @@ def make_plan(
     placed: dict[tuple[str, ...], list[Fragment]] = {}
     homes: dict[tuple[str, ...], _Home] = {}
     count = 0
+    # Old fragments come last: looking again must never delay what is new.
     rounds = zip_longest(*wanted.values())
     for fragment in chain((f for turn in rounds for f in turn if f is not None), old):
+        # Stay awaited: the cursor passes over a fragment only when it is registered.
         if not fragment.backing_store or not fragment.content_length:
             continue
         try:
             values, home = _place(fragment, layout, columns, roots)
             _require_one_place(homes.get(values), home)
         except GazetteError as err:
+            # One fragment in an odd directory must not stop the table. Its bytes stay a hole, and
+            # the error is reported each tick.
             plan.errors.setdefault(fragment.journal, err)
             continue
+        # One fragment at least, or a limit below the size of a single one would stop the table for
+        # good.
         is_over = count > 0 and (
             count >= limits.fragments_max
             or (values not in placed and len(placed) >= limits.partitions_max)
@@ -158,6 +164,8 @@ class _Home:
 def _place(
     fragment: Fragment, layout: Layout, columns: Sequence[PartitionColumn], roots: StoreRoots
 ) -> tuple[tuple[str, ...], _Home]:
+    # Engines choose the codec by the suffix alone. They read `.sz` and GZIP_OFFLOAD files as
+    # garbage rows, without an error.
     require_codec(fragment.journal, fragment.codec)
     # What is aside belongs to the Hive partition that it was in, whose accounts know of it.
     directory = home_directory(fragment)
@@ -173,6 +181,8 @@ def directory_of(fragment: Fragment) -> str:
 
 
 def _require_one_place(known: _Home | None, home: _Home) -> None:
+    # Typing a key can make two directories one value, such as `hour=5` and `hour=05`. A Hive
+    # partition has one location, so engines would skip one of them.
     if known is not None and (known.journal, known.directory) != (home.journal, home.directory):
         raise LakeError(
             f"{home.journal}: fragments in {home.location} belong to the same Hive partition as those "
@@ -220,12 +230,14 @@ class JournalCursor:
 
     def wants(self, fragment: Fragment) -> bool:
         """Whether `fragment` holds bytes that are not registered as far as the cursor knows."""
+        # Holes count as wanted: a late fragment of another broker arrives below the offset.
         return fragment.end > self.offset or any(
             begin < fragment.end and fragment.begin < end for begin, end in self.holes
         )
 
     def to_json(self) -> Any:
         """An offset alone if there is no more to say, else a list; within an object if the journal is known."""
+        # Only the outer form has the identity, so the inner forms stay those of former releases.
         if self.created:
             return {"at": replace(self, created=0).to_json(), "created": self.created}
         if self.last is None and not self.holes:
@@ -342,13 +354,19 @@ def advance(
         done: begin and end of fragments that are registered, now or before.
         now_s: unix seconds.
     """
+    # The result depends on listings and results only. A tick that dies after registering and before
+    # the cursor is stored repeats with the same outcome.
     pages = list(pages)
     offset = max((end for _, end in done), default=0)
     offset = max(offset, cursor.offset)
     awaited = [*cursor.holes, *([(cursor.offset, offset)] if offset > cursor.offset else [])]
+    # Everything between the former and the new offset is awaited until something registers it or
+    # gives it up.
     left = subtract(awaited, done)
     listed = [(f.begin, f.end) for page in pages for f in page.fragments]
     gaps = [gap for page in pages for gap in _given_up(page, now_s - JUMP_AGE_S)]
+    # Give up only what no listing shows: a fragment that is listed and refused stays awaited,
+    # however old it is.
     left = subtract(left, subtract(gaps, listed))
     # Where content is kept for a shorter time, what follows a hole is pruned before it is that old.
     left = [hole for hole in left if not any(page.is_behind(hole) for page in pages)]
@@ -362,6 +380,8 @@ def _given_up(page: Page, before_s: float) -> list[_Range]:
     found: list[_Range] = []
     reach = page.begin
     for fragment in page.fragments:
+        # Age counts from when the following fragment was stored: a broker that uploads late has six
+        # hours, as brokers give their readers.
         if fragment.begin > reach and fragment.backing_store and fragment.mod_time < before_s:
             found.append((reach, fragment.begin))
         reach = max(reach, fragment.end)
@@ -373,6 +393,8 @@ def _last(
 ) -> int | None:
     listed = [f for page in pages for f in page.fragments]
     # One that took the place of what was registered, and is not done, must be listed again.
+    # After a fail-over, a longer fragment may cover the registered one and more. Listing from its
+    # begin shows its rest.
     spanning = [f.begin for f in listed if f.begin < offset < f.end]
     if spanning:
         return min(spanning)
@@ -381,6 +403,8 @@ def _last(
     if ending:
         return max(ending)
     begin = cursor.last if cursor.last is not None else cursor.offset or None
+    # Only a listing that reached back to the registered fragment can show that brokers no longer
+    # list it.
     was_looked_for = begin is not None and any(p.begin <= begin for p in pages)
     return offset if offset > cursor.offset or was_looked_for else cursor.last
 
@@ -389,6 +413,8 @@ def _stored_at(
     cursor: JournalCursor, offset: int, last: int | None, pages: Sequence[Page]
 ) -> int | None:
     """When the fragment of [last, offset) was stored; the time at which it was registered stays."""
+    # Keep the first time: brokers store a fragment again if its store is empty, and this is how
+    # `retention` finds out.
     if cursor.stored_at is not None and (cursor.offset, cursor.last) == (offset, last):
         return cursor.stored_at
     times = [
@@ -437,6 +463,8 @@ def bounded(holes: Sequence[_Range], count_max: int = HOLES_MAX) -> tuple[_Range
     >>> bounded([(0, 1), (5, 6), (7, 8)], 2)
     ((0, 1), (5, 8))
     """
+    # Dagster keeps the cursor as one text per tick. Joining holes repeats work and loses nothing,
+    # since accounts know what is registered.
     if len(holes) <= count_max:
         return tuple(holes)
     # The widest distances stay; holes on both sides of any other become one.

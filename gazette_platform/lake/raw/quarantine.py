@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 100
 _AGAIN_S: Final = 0.1
+# Each failure means that a registrar changed the account while rows were counted.
 _TRIES: Final = 3
 _NOTE_BYTES_MAX: Final = 64 << 10
 
@@ -115,6 +116,8 @@ class Quarantine:
     def described(self, table: str, fragment: Fragment) -> AsideFile:
         """A fragment that is aside, with what the note beside it says."""
         try:
+            # The note is only for people. The file's place alone says that it is aside, so a lost
+            # note changes nothing.
             files = self._storage.files(fragment.backing_store)
             text = b"".join(files.read(note_path(fragment.content_path), 0, _NOTE_BYTES_MAX))
             note = json.loads(text)
@@ -146,6 +149,8 @@ class Quarantine:
         folder, _, plain = name.partition("?")[0].rpartition("/")
         found: list[Fragment] = []
         for journal in self._source.journals(spec.label_selector):
+            # Trino's `$path` begins with the location that engines know, so compare the journal's
+            # part only.
             if folder and f"/{journal.name}/" not in f"/{folder}/":
                 continue
             try:
@@ -191,10 +196,13 @@ class Quarantine:
             store refuses; the file is in the table as before. GazetteError: a server cannot be reached.
         """
         table = _table(session, spec)
+        # A former call may have died after the move: there is nothing left to do.
         if is_aside(fragment):
             return self.described(spec.name, fragment)
         values, key = _place(spec, table, fragment)
         files = self._storage.files(fragment.backing_store)
+        # Ask before the accounts change: a store without the right to write would leave them
+        # without the file's rows.
         files.check_movable(fragment.content_path)
         aside = aside_directory(fragment.journal, directory_of(fragment))
         target = f"{aside}/{fragment.content_name}"
@@ -213,16 +221,25 @@ class Quarantine:
         size = files.size(fragment.content_path)
         for _ in range(_TRIES):
             # Counting may take long, and is done before the lock is taken.
+            # Counting what is left may read many files, and the lock's lease is 60 s. So count
+            # without it, and compare afterwards.
             seen = _Accounts.read(session, spec, values)
             state = self._without(seen.state, spec, fragment, rows, size, unfit)
             with session.accounts_lock(table.database, table.name) as lock:
                 now = _Accounts.read(session, spec, values)
+                # A registrar came between; figures from `seen` would erase what it counted.
                 if now.state != seen.state:
                     continue
+                # Before the move: a crash here leaves the file in the table and out of the account.
+                # Setting it aside again corrects that.
                 now.write(state, lock)
                 try:
+                    # The note before the file: a file that is aside without a note has lost its
+                    # reason for good.
                     files.write(note_path(target), _note(done))
                     files.move(fragment.content_path, target)
+                # Also for a cancelled command: the file is still in the table, so its account must
+                # count it.
                 except BaseException:
                     # If this fails, too, the file is in no account: to set it aside once more mends that.
                     with suppress(GazetteError):
@@ -244,6 +261,8 @@ class Quarantine:
         done = self.described(spec.name, fragment)
         home = done.path
         files = self._storage.files(fragment.backing_store)
+        # Brokers may have stored the fragment again. A move would overwrite that file, and only
+        # people can compare both.
         if files.exists(home):
             raise LakeError(
                 f"{files.text(home)} exists again: compare it with {files.text(fragment.content_path)}, "
@@ -251,12 +270,15 @@ class Quarantine:
             )
         files.check_movable(fragment.content_path)
         values, _ = _place(spec, table, fragment)
+        # The account first awaits the fragment again; after a crash, the next round over old
+        # fragments registers the file once it is back.
         with session.accounts_lock(table.database, table.name) as lock:
             accounts = _Accounts.read(session, spec, values)
             state = accounts.state.without_aside(fragment.begin, fragment.end)
             if state != accounts.state:
                 accounts.write(state, lock)
             files.move(fragment.content_path, home)
+        # A note that is left over misleads no one: only notes of files that are aside are read.
         with suppress(GazetteError):
             files.remove(note_path(fragment.content_path))
         return done
@@ -272,6 +294,8 @@ class Quarantine:
         Raises: GazetteError: brokers cannot be reached.
         """
         deadline = self._clock.monotonic() + timeout_s
+        # Brokers list stores periodically; without this the command would wait for up to a refresh
+        # interval.
         self._nudge(fragment.journal)
         while True:
             listed = self._source.fragments(fragment.journal, fragment.begin, _PAGE)
@@ -301,16 +325,20 @@ class Quarantine:
         """Accounts without a fragment: as they are less its rows, or counted again where that is not possible."""
         begin, end = fragment.begin, fragment.end
         state = held.with_aside(begin, end)
+        # The file was never counted, such as a new one: only remember that it is aside, so that no
+        # tick awaits it.
         if not held.covers(begin, end):
             return state
         left = self._beside(held, fragment)
         # What was unknown because of this file may be known without it.
+        # The usual case, without reading any other file.
         if rows is not None and state.rows is not None:
             spans = [(f.begin, f.end) for f in left]
             return state.without(
                 begin, end, rows=rows, stored_bytes=stored_bytes, left=spans, unfit=unfit
             )
         # What a repair is at, or was killed at, is still to be found by audits.
+        # A damaged file has no known rows to subtract, so count the others again.
         counted = PartitionState(journal=state.journal, moving=state.moving, aside=state.aside)
         for each in left:
             if counted.covers(each.begin, each.end):
@@ -343,6 +371,7 @@ class Quarantine:
                 and directory_of(f) == directory
                 and state.covers(f.begin, f.end)
             ]
+            # A full page may end within the Hive partition.
             if len(page) < _PAGE:
                 break
             at = page[-1].begin + 1

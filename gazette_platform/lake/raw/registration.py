@@ -1,10 +1,9 @@
 """Registering fragments: from what brokers list to tables and Hive partitions of the metastore.
 
-One call of `Registrar.tick` moves one table on: it lists fragments since the cursor, makes or evolves
-the table, adds the Hive partitions that are new and brings the accounts of all touched ones up to
-date. The order is table, Hive partitions, accounts, and only then the caller reports the accounts
-and stores the cursor. A crash anywhere is healed by running the same tick again: what it touches is
-reported by what the accounts say, not by who changed them.
+`Registrar.tick` lists the fragments of one table since the cursor, creates or evolves the table, adds new Hive
+partitions, and updates the accounts of all that it touched. The order is table, Hive partitions, accounts; only then
+the caller reports the accounts and stores the cursor. After a crash the next tick repeats the work. It reports what
+the accounts say, whoever changed them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from gazette_platform.lake.raw.planning import (
     make_plan,
     require_codec,
 )
-from gazette_platform.lake.raw.prunes.retention import Break, is_broken
+from gazette_platform.lake.raw.prunes.verdict import Break, is_broken
 from gazette_platform.lake.raw.set_aside import is_aside
 from gazette_platform.lake.raw.tables import (
     LAYOUT,
@@ -209,8 +208,10 @@ class Registrar:
         with self._metastore.connect() as session:
             table = session.table(spec.schema, spec.stored_table)
             if table is None:
-                # The table was never made, or was dropped: it gets everything.
+                # A cursor that outlives a dropped table would hide all content from the new one.
                 report.cursors = {}
+            # Begin with another journal each time, or those late in the alphabet would starve when
+            # ticks run out of time.
             names = rotated([j.name for j in journals], self._clock.unix_s())
             before = {name: report.cursors.get(name, JournalCursor()) for name in names}
             listed = self._list(before, is_over)
@@ -224,6 +225,8 @@ class Registrar:
                 if one.error is None and is_broken(one.cursor, one.pages)
             }
             created = self._source.created(spec.label_selector)
+            # Identity first: offsets of two journals of one name do not compare, so no other step
+            # may use them.
             if table is not None and LAYOUT in table.parameters:
                 self._refuse_former(session, spec, table, listed, created, report, is_over)
             if table is not None:
@@ -250,6 +253,8 @@ class Registrar:
             old = self._single(listed, again, report, is_over)
             if sweep is not None and not is_over():
                 try:
+                    # The sweep heals what the cursor cannot know: late fragments, dropped Hive
+                    # partitions, and events that Dagster lost.
                     _, page, report.swept = list_sweep(self._source, sorted(before), sweep)
                     # Of a journal that was made again, offsets are those of other bytes.
                     old += [f for f in page.fragments if _is_same(listed, f.journal)]
@@ -323,10 +328,14 @@ class Registrar:
                 continue
             end = held_of_former(session, spec, table, journal, kept, now)
             if end is None:
+                # No account holds the former journal, so its offsets are free. Begin at zero, as
+                # for a journal that is new.
                 if kept:
                     listed |= self._list({journal: JournalCursor()}, is_over)
                     report.has_more |= listed[journal].has_more
                 continue
+            # Refuse and wait for a person: only people know whether the former files are gone for
+            # good. Registering would mix two contents under one offset.
             listing.pages, listing.is_refused = [], True
             report.errors.append(
                 f"{spec.name}: {journal} was deleted and made again, and its Hive partitions hold the former one up to "
@@ -352,11 +361,15 @@ class Registrar:
         for journal, listing in listed.items():
             if listing.ends_at is None or listing.is_refused:
                 continue
+            # Brokers may also list less because a store is away. Accounts that still hold more
+            # forbid a restart.
             end = held_behind(session, spec, table, journal, listing.ends_at)
             if end is None:
                 listed |= self._list({journal: JournalCursor()}, is_over)
                 report.has_more |= listed[journal].has_more
                 continue
+            # An empty listing leaves the cursor where it is, so this check repeats until the
+            # situation is settled.
             listing.pages = []
             report.errors.append(
                 f"{spec.name}: brokers list {journal} up to offset {listing.ends_at} only, and its Hive "
@@ -383,10 +396,13 @@ class Registrar:
         wanted_fragments = {j: listing.wanted() for j, listing in listed.items()}
         firsts = _firsts(wanted_fragments)
         first = firsts[0] if firsts else None
+        # A table keeps the layout that it was made with: its registered locations follow it.
         if existing is not None and LAYOUT in existing.parameters:
             # The spec changed: its columns may, its layout may not.
             layout = Layout.parse(existing.parameters[LAYOUT])
             location = existing.location
+        # Guessing a layout from names of journals alone would miss the keys of path postfixes. A
+        # table cannot get partition columns later.
         elif first is None:
             return None
         else:
@@ -483,6 +499,8 @@ class Registrar:
         for journal, listing in listed.items():
             held = {(begin, end) for name, begin, end in done if name == journal}
             # What the cursor does not want was registered before.
+            # Only what this tick was shown may move the cursor; an old fragment of a sweep says
+            # nothing about the bytes in between.
             held &= {(f.begin, f.end) for f in wanted[journal]}
             report.cursors[journal] = advance(listing.cursor, listing.pages, held, now_s=now_s)
 

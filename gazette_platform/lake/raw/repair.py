@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 COVERED = ".covered"
 _LISTED_MAX = 1000
+# A bound for one tick: a journal with thousands of overlaps is repaired over many.
 # Of as many fragments, in one journal.
 _ROUNDS_MAX = 4
 _PAGES_MAX = 32
@@ -127,6 +128,8 @@ class Repairer:
 
         Raises: GazetteError: the metastore cannot be reached.
         """
+        # An audit made the findings minutes ago. Files may have moved and brokers may list others,
+        # so each is judged again here.
         repair = Repair()
         targets = [f for f in findings if f.excluded]
         for journal in dict.fromkeys(f.journal for f in targets):
@@ -150,6 +153,7 @@ class Repairer:
         repair: Repair,
         is_over: Callable[[], bool],
     ) -> None:
+        # In the order of offsets, so that one page of listings serves several findings.
         left = sorted(targets, key=lambda f: f.since)
         for _ in range(_ROUNDS_MAX):
             if not left:
@@ -165,8 +169,11 @@ class Repairer:
         """Return files and listings around `targets`, and up to which offset; None: to the end."""
         journal = targets[0].journal
         listed = self._source.fragments(journal, targets[0].since, _LISTED_MAX)
+        # Beyond a full page nothing is known, and what is not known must not be taken for not
+        # listed.
         reach = listed[-1].end if len(listed) >= _LISTED_MAX else None
         end = max(f.end for f in targets)
+        # A fragment in a spool covers nothing: it may be lost with its broker.
         listed = [f for f in listed if f.backing_store]
         stores = dict.fromkeys(f.backing_store for f in listed)
         # A file lies where the finding says, in one of the stores.
@@ -195,11 +202,14 @@ class Repairer:
             place = (target.directory, target.excluded)
             if place not in now.files.fragments:
                 continue  # gone, or not on this machine
+            # Brokers would answer reads of these offsets with an error once the file is away.
             if place in now.listed:
                 repair.waiting[target.path] = (
                     "brokers serve reads from this file, so it is left where it is"
                 )
                 continue
+            # Equal ranges are not enough: the covering files must be listed, registered and
+            # present, or queries would lose the rows.
             covers = now.covers(target)
             if not covers:
                 continue
@@ -207,9 +217,12 @@ class Repairer:
             budget = self._limits.content_bytes_max
             if repair.content_bytes and repair.content_bytes + cost > budget:
                 return False
+            # The first file may be larger than the budget; else a large file would never be
+            # repaired.
             is_first = not repair.content_bytes
             repair.content_bytes += cost
             fragment = _fragment(target, now.files.stores[place])
+            # Compare before taking the lock: reading gigabytes would outlast its lease.
             rows = self._rows_of_twin(fragment, target, covers, repair, is_over, is_first=is_first)
             if rows is not None:
                 with session.accounts_lock(table.database, table.name) as lock:
@@ -230,6 +243,8 @@ class Repairer:
         """Rows of the file, if `covers` hold the same bytes; None: `repair` has the reason."""
         files = self._storage.files(fragment.backing_store)
         try:
+            # Find out before reading: without the right to write, comparing each tick would cost
+            # much and do nothing.
             files.check_movable(target.path)
         except StoreError as err:
             repair.waiting[target.path] = f"it cannot be moved, because {err}"
@@ -251,6 +266,8 @@ class Repairer:
         except LakeError as err:  # a file went away meanwhile
             repair.waiting[target.path] = f"it is not moved now: {err}"
             return None
+        # After lost replicas, brokers may have written different bytes at the same offsets. Only a
+        # person can choose.
         if own != others:
             repair.refused[target.path] = (
                 "it is not moved, because it holds other bytes than the files that cover it, as "
@@ -270,6 +287,8 @@ class Repairer:
     ) -> None:
         target = accounts.target
         place = (target.directory, target.excluded)
+        # Whether the account counted this file cannot be looked up; it follows from what else the
+        # account counted.
         beside = self._beside(target, accounts.state)
         if beside is None:
             repair.waiting[target.path] = (
@@ -286,8 +305,12 @@ class Repairer:
         is_local = self._storage.is_local(fragment.backing_store)
         begun = left if is_local else (*left, place[1])
         state = replace(state, moving=left)
+        # Accounts first: a crash before the move leaves a file too many, which the next audit
+        # finds. In the other order rows would be counted that no file has.
         accounts.write(replace(state, moving=begun))
         try:
+            # Within the lock: a registrar that looked between both writes would count the file
+            # again.
             moved = self._put_aside(fragment.backing_store, target, covers, is_begun=is_begun)
         except (LakeError, StoreError) as err:
             # If this fails, too, the next time finds the accounts done and the file to be moved.
@@ -337,16 +360,21 @@ class Repairer:
         """
         files = self._storage.files(store)
         hidden, number = f"{COVERED}/{target.path}", 1
+        # Object stores overwrite without asking, so look first. A file set aside is the only copy
+        # of its bytes.
         while files.exists(hidden):  # moved once before, and restored
             if is_begun and files.size(hidden) == files.size(target.path):
                 break  # copied, by a repair that did not end
             number += 1
             hidden = f"{COVERED}/{target.path}~{number}"
+        # Pruning may delete a covering file at any time, so look before and after the move.
         self._require(covers)
         files.move(target.path, hidden)
         try:
             self._require(covers)
         except (LakeError, StoreError):
+            # A cover went in that moment, so this file may be the last with these bytes. Bring it
+            # back.
             files.move(hidden, target.path)
             raise
         return files.text(hidden)
@@ -369,6 +397,7 @@ class Repairer:
         for fragment in fragments:
             location = self._roots.location(fragment.backing_store, directory_of(fragment))
             offset = fragment.begin
+            # Compare decompressed bytes: brokers may compress the same content differently.
             for block in self._content.blocks(fragment, location):
                 piece = memoryview(block)[max(0, at - offset) :][: wanted.end - at]
                 offset += len(block)
@@ -380,6 +409,7 @@ class Repairer:
                 at += len(piece)
                 if COUNTED_BYTES_MIN <= at - wanted.begin < wanted.content_length and is_over():
                     raise _NoTime
+            # A truncated object would match a truncated one; the name gives the true length.
             if offset != fragment.end:
                 raise DataError(
                     f"{fragment.content_path} holds {offset - fragment.begin} bytes where its name "
@@ -399,6 +429,7 @@ class _Now:
 
     def covers(self, target: Finding) -> list[Fragment]:
         """Listed, registered fragments, with their files, that hold all bytes of `target`."""
+        # A fragment that the cursor still wants is not registered, so its rows are not visible yet.
         standing = [
             Span(f.begin, f.end, *place, is_listed=True)
             for place, f in self.listed.items()
@@ -457,8 +488,11 @@ class _Accounts:
             beside: all that brokers list of its directory and the accounts hold. What these counted
                 beyond it was of files that others cover.
         """
+        # Moving the file must not lower figures that never included it.
         if not self.state.covers(fragment.begin, fragment.end):
             return self.state  # such as one that brokers only ever listed elsewhere
+        # Accounts keep sums and no names. A surplus of exactly this file's size, or of more than
+        # it, says that it was counted.
         more = self.state.fragments - len(beside)
         more_bytes = self.state.content_bytes - sum(f.content_length for f in beside)
         is_counted = (
@@ -468,6 +502,8 @@ class _Accounts:
         )
         if not is_counted:
             return self.state
+        # By files that exist, not by listings: other covered files are still in the directory,
+        # and engines read them.
         left = [
             span
             for (directory, name), span in now.files.fragments.items()

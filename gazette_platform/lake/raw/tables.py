@@ -79,6 +79,7 @@ def table_definition(
         LAYOUT: str(layout),
         "gazette.selector": spec.selector,
         **({"comment": spec.comment} if spec.comment else {}),
+        # Without these, Spark would use the OpenX SerDe, which its distribution lacks.
         **(_spark_parameters(spec, keys) if spec.format == "json" else {}),
     }
     return HiveTable(
@@ -103,6 +104,7 @@ def text_columns(spec: TableSpec, table: HiveTable) -> frozenset[str]:
     """
     names = frozenset(table.parameters.get(_AS_TEXT, "").split(","))
     others = frozenset(c.name.lower() for c in spec.columns if c.parsed.name != "string")
+    # A column that the spec now declares as text needs no mark.
     return others if _EVERY in names else others & names
 
 
@@ -118,6 +120,7 @@ def with_text_columns(
     """
     known = text_columns(spec, table)
     names = known | {name.lower() for name in columns}
+    # The mark only grows. Removing it would make queries fail again at files that are still there.
     if names == known:
         return None
     return replace(table, parameters={**table.parameters, _AS_TEXT: _mark(names)})
@@ -131,6 +134,7 @@ def _mark(columns: Collection[str]) -> str:
 
 def keeping_text_columns(current: HiveTable, changed: HiveTable) -> HiveTable:
     """Return the changed table with the marks of text columns that the current one has by now."""
+    # Another registrar may have found a breaking value while this one changed the table.
     mark = current.parameters.get(_AS_TEXT, "")
     if not mark:
         return changed
@@ -139,6 +143,8 @@ def keeping_text_columns(current: HiveTable, changed: HiveTable) -> HiveTable:
 
 def is_current(spec: TableSpec, table: HiveTable) -> bool:
     """Return whether the table and all its Hive partitions follow the spec."""
+    # The digest is written last, so a change that died halfway is not current, and the next tick
+    # continues it.
     return table.parameters.get(DIGEST) == _digest(spec, text_columns(spec, table))
 
 
@@ -157,6 +163,8 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
     Raises: SchemaMismatch: any other difference.
     """
     parameters = existing.parameters
+    # Never take over a table that a person made: its partitions and locations would be mixed with
+    # ours.
     if parameters.get(TABLE) != wanted.parameters[TABLE]:
         raise SchemaMismatch(
             f"table {wanted.full_name} exists and was not made from a table spec; give the spec "
@@ -164,6 +172,7 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
         )
     if parameters.get(DIGEST) == wanted.parameters[DIGEST]:
         return None
+    # All differences in one error: otherwise users correct one, apply, and meet the next.
     differences = _differences(existing, wanted)
     if differences:
         raise SchemaMismatch(
@@ -171,7 +180,11 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
             "spec, or apply it by `gazctl lake apply --recreate`, which registers all fragments again"
         )
     ours = ("gazette.", "spark.sql.", "comment", _MAPPING, _IGNORES_CASE)
+    # A parameter that the new spec no longer has must go, and parameters of engines and people must
+    # stay.
     kept = {k: v for k, v in parameters.items() if not k.startswith(ours)}
+    # The account of an unpartitioned table is among its parameters. Losing it would register all
+    # content again.
     stats = {k: v for k, v in parameters.items() if k.startswith("gazette.") and k not in kept}
     evolved = replace(
         existing,
@@ -205,12 +218,14 @@ def _differences(existing: HiveTable, wanted: HiveTable) -> list[str]:
     for column in existing.columns:
         if column.name not in new:
             found.append(f"column {column.name} is gone")
+        # A column read as text may get any declared type later: the view casts it.
         elif as_text.isdisjoint((column.name, _EVERY)) and not widens(
             parse_type(column.type), parse_type(new[column.name].type)
         ):
             found.append(
                 f"column {column.name} would narrow from {column.type} to {new[column.name].type}"
             )
+    # Old partitions keep their files; a column in the middle would shift all values after it.
     if wanted.storage.serde == CSV_STORAGE.serde and not found:
         old_order = [c.name for c in existing.columns]
         if [c.name for c in wanted.columns][: len(old_order)] != old_order:
@@ -234,6 +249,8 @@ def key_mappings(spec: TableSpec) -> dict[str, str]:
         keys.setdefault(column.name.lower(), set()).add(column.key)
         for name in _field_names(column.parsed):
             keys.setdefault(name.lower(), set()).add(name)
+    # The SerDe maps a name once for all depths. Mapping one of two spellings would lose the values
+    # of the other.
     if any(len(spellings) > 1 for spellings in keys.values()):
         return {f"{_MAPPING}{c.name.lower()}": c.source for c in spec.columns if c.source}
     mappings = {name: key for name, (key,) in keys.items() if key != name}
@@ -267,6 +284,8 @@ def _spark_parameters(spec: TableSpec, keys: Sequence[PartitionColumn]) -> dict[
         **spark_schema([c.key for c in spec.columns], spec, [(k.column, k.type) for k in keys]),
     }
     if keys:
+        # With it Spark prunes by the metastore's partitions, and does not list folders to find
+        # them.
         parameters["spark.sql.partitionProvider"] = "catalog"
         parameters["spark.sql.sources.schema.numPartCols"] = str(len(keys))
         for index, key in enumerate(keys):
@@ -304,6 +323,7 @@ def spark_schema(
 def _in_parts(name: str, text: str) -> dict[str, str]:
     if len(text) <= _PARAMETER_CHARACTERS_MAX:
         return {name: text}
+    # Spark's own convention for long schemas; it joins the parts again.
     parts = [
         text[at : at + _PARAMETER_CHARACTERS_MAX]
         for at in range(0, len(text), _PARAMETER_CHARACTERS_MAX)
@@ -330,10 +350,14 @@ def ensure_table(
         time for all of its Hive partitions.
     Raises: SchemaMismatch: one exists that cannot become `wanted`; says in what they differ.
     """
+    # Two registrars with different specs must not interleave: each would write columns that the
+    # other takes away.
     with session.accounts_lock(wanted.database, wanted.name) as lock:
         existing = session.table(wanted.database, wanted.name)
         if existing is None:
             session.ensure_database(wanted.database)
+            # The lock is per table name, so a person or an engine may still create the table at
+            # this moment.
             if session.create_table(wanted):
                 return wanted
             existing = session.table(wanted.database, wanted.name)
@@ -344,6 +368,7 @@ def ensure_table(
         evolved = evolved_table(existing, wanted)
         if evolved is None:
             return existing
+        # A mark of an abandoned change must not survive a finished one.
         parameters = {k: v for k, v in evolved.parameters.items() if k != _MARK}
         evolved = replace(evolved, parameters=parameters)
         names = session.partition_names(existing) if existing.partition_columns else []
@@ -352,16 +377,22 @@ def ensure_table(
             session.alter_table(evolved, is_cascading=False)
             return evolved
         table = _begin(existing, evolved)
+        # The table before its partitions: until a partition follows, it gives NULL for new columns.
         if table != existing:
             lock.require()
             session.alter_table(table, is_cascading=False)
+    # Outside the lock: thousands of Hive partitions outlast its lease. Each batch takes the lock
+    # again, and other registrars count in between.
     return _go_on(session, table, evolved, names, is_over)
 
 
 def _begin(existing: HiveTable, evolved: HiveTable) -> HiveTable:
     """The table with its own columns as they will be, marked as not done."""
+    # A former tick began this change: continue after its mark.
     if _goal(existing) == evolved.parameters[DIGEST]:
         return existing
+    # Keep the old digest until all partitions are done, so that `is_current` stays false after a
+    # crash.
     former = existing.parameters.get(DIGEST, "")
     return _marked(replace(evolved, parameters={**evolved.parameters, DIGEST: former}), evolved, "")
 
@@ -402,12 +433,16 @@ def _go_on(
             current = _current(session, table)
             if _goal(current) != _goal(table):
                 return current  # another registrar is done, or follows another spec
+            # Read within the lock: writing partitions that were read before would undo accounts
+            # counted meanwhile.
             found = session.partitions_named(table, batch)
             lock.require()
             session.alter_partitions(table, found)
         done = batch[-1]
     is_done = not left or done == left[-1]
     with session.accounts_lock(table.database, table.name) as lock:
+        # Read again: another registrar may have counted, marked a text column, or followed a newer
+        # spec since.
         current = _current(session, table)
         if current.parameters.get(_MARK) != table.parameters[_MARK]:
             return current  # another registrar was here, and will finish

@@ -96,10 +96,15 @@ def commit(tables: IcebergTables, what: Commit) -> Committed:
         reached.
     """
     staged, files = _staged(tables, what)
+    # The covers are a new file each time. A commit that is refused leaves an orphan and changes
+    # nothing.
     path = write_covers(tables, what.location, what.covers)
     base = what.base
+    # Only `base` changes between attempts; the staged files are the same.
     for _ in range(_ATTEMPTS):
         metadata, kept = _next_metadata(tables, what, base, staged, files, path)
+        # Rows and covers become visible by one file name. With two writes, a crash in between would
+        # make slices twice or not at all.
         location = tables.write_metadata(metadata, base.version + 1 if base is not None else 0)
         if base is None:
             is_done = tables.create(what.spec.schema, what.spec.table, metadata, location)
@@ -123,6 +128,8 @@ def commit(tables: IcebergTables, what: Commit) -> Committed:
 def _rebased(tables: IcebergTables, what: Commit) -> IcebergTable:
     """The table as it is now, if it still covers what it did when the commit was planned."""
     now = tables.load(what.spec.schema, what.spec.table)
+    # Compare the path, not the content: each commit has a file of its own, so a zombie's covers
+    # never return.
     before = covers_path(what.base) if what.base is not None else ""
     if now is None or covers_path(now) != before or what.base is None:
         raise RollupFenced(
@@ -149,6 +156,7 @@ def _staged(tables: IcebergTables, what: Commit) -> tuple[IcebergTable | None, l
     made = set(what.made)
     for file in files:
         values = slice_of(staged.metadata, file, what.spec.slices)
+        # Such rows would stay for good: no cover names their slice, so no run would replace them.
         if values not in made:
             shown = ", ".join(
                 f"{column}={value}" for column, value in zip(what.spec.slices, values, strict=True)
@@ -170,8 +178,10 @@ def _next_metadata(  # noqa: PLR0917
 ) -> tuple[TableMetadata, list[DataFile]]:
     """Metadata of the table after the commit, whose manifests are written, and the files that stay."""
     old = tables.data_files(base) if base is not None else []
+    # From the table of now: compaction may have replaced the files that the plan saw.
     kept = [] if base is None or what.replaces_all else _kept(base, what, old)
     if staged is not None and (base is None or not _is_alike(base.metadata, staged.metadata)):
+        # Iceberg reads files by column ids. Kept files have the ids of the old columns.
         if kept:
             raise LakeError(
                 f"the query of {what.spec.name} gives other columns than the table has, which keeps "
@@ -202,6 +212,7 @@ def _next_metadata(  # noqa: PLR0917
         for file in set(old) - set(kept):
             overwrite.delete_data_file(file)
         for file in files:
+            # The staging table numbers its spec itself; equal fields were required above.
             file.spec_id = start.default_spec_id
             overwrite.append_data_file(file)
     return transaction.table_metadata, kept

@@ -101,6 +101,8 @@ def make_plan(
     for values in sorted({*wanted, *covers.slices}):
         former = covers.slices.get(values)
         parts = wanted.get(values)
+        # Rows of pruned content exist only here. Only `retention: follow` or a person's `force` may
+        # drop them.
         keeps = former is not None and not is_forced and spec.retention == "keep"
         if former is not None and keeps and _is_less(sources, former, parts):
             sealed.append(Sealed(values, former.code != code or _is_more(former, parts)))
@@ -108,6 +110,8 @@ def make_plan(
             drop.append(values)
         elif is_forced or former is None or former != SliceCover(code, parts):
             make[values] = SliceCover(code, parts)
+            # One commit for all: readers would otherwise see rows of two versions of the code side
+            # by side.
             is_rebuild |= former is not None and former.code != code
     return Plan(make, tuple(drop), tuple(sealed), is_rebuild)
 
@@ -132,6 +136,7 @@ def _sliced_anew(
             f"pruned, so it cannot be sliced by {', '.join(spec.slices) or 'none'} without losing rows: "
             "undo that, give the rollup another name, or run it with `force: true`"
         )
+    # Old slices cannot be matched with new ones, so any prune would lose rows.
     make = {values: SliceCover(spec.code_version, wanted[values]) for values in sorted(wanted)}
     return Plan(make, tuple(sorted(covers.slices)), is_rebuild=True)
 
@@ -156,6 +161,7 @@ def _wanted(
                 "have, or make it of a rollup of that table"
             )
         else:
+            # A dimension table: a change in it may change every slice.
             whole[alias] = {name: seen for name, (_, seen) in source.parts.items()}
     if not spec.slices:
         return {(): whole} if any(whole.values()) else {}
@@ -217,6 +223,7 @@ def _is_less(
     return any(
         not _is_held(name, by_name, (parts or {}).get(alias, {}))
         for alias, by_name in former.parts.items()
+        # A source that the query dropped would otherwise seal all slices for good.
         if alias in sources
         for name in by_name
     )
@@ -253,6 +260,7 @@ def _is_more(former: SliceCover, parts: Mapping[str, Mapping[str, Seen]] | None)
     for alias, by_name in (parts or {}).items():
         for name, seen in by_name.items():
             before = former.parts.get(alias, {}).get(name)
+            # Iceberg parts have no ranges, only a note; any difference may be new content.
             if before is None or not before.holds(seen) or (not seen.journal and before != seen):
                 return True
     return False
@@ -263,6 +271,7 @@ def covers_after(
 ) -> Covers:
     """What the table covers when some slices of the plan are committed, with all that it drops."""
     if covers.columns != spec.slices:
+        # Covers of other columns mean nothing for the new slices.
         return Covers(dict(made), spec.slices)
     return covers.with_slices(made, plan.drop)
 

@@ -121,6 +121,8 @@ def _raw(session: MetastoreSession, name: str, table: HiveTable) -> Source:
         for partition in session.partitions(table):
             state = PartitionState.from_parameters(partition.parameters)
             part = partition_name(keys, partition.values)
+            # An empty part in a cover would make the slice look stale when the partition is
+            # dropped.
             if state.ranges:  # else it is new, or all of it was pruned
                 parts[part] = (partition.values, _seen(state, part, excluded))
                 locations[part] = partition.location
@@ -221,12 +223,15 @@ def lost_slices(
         found = executor.map(
             lambda part: _look(tables, sources[part[0]].locations[part[1]], parts[part]), parts
         )
+        # List each directory once: many slices may share a part.
         known = dict(zip(parts, found, strict=True))
     lost: dict[tuple[str, ...], Lost] = {}
     for values, cover in made.items():
         for alias, by_name in cover.parts.items():
             for name in by_name:
                 is_whole, is_away = known.get((alias, name), (True, False))
+                # A store that is away lists as empty. A slice made now would lack rows, and its
+                # cover would say that it has them.
                 if is_away or (not is_whole and values in again and values not in lost):
                     lost[values] = Lost(f"{alias} {name}".strip(), is_away)
     return lost
@@ -234,6 +239,8 @@ def lost_slices(
 
 def _look(tables: IcebergTables, location: str, seen: Seen) -> tuple[bool, bool]:
     """Whether all content of a part is in its files, and whether none is."""
+    # By offsets and not by names: a covered file may have been moved aside, and others hold its
+    # bytes.
     held = merged_ranges(_spans(tables, location, seen.journal))
     is_whole = all(any(b <= begin and end <= e for b, e in held) for begin, end in seen.ranges)
     is_away = not any(b < end and begin < e for b, e in held for begin, end in seen.ranges)
@@ -358,6 +365,7 @@ class RollupRunner:
             return report
         self._prepare(spec)
         work = batches(plan, self._slices_max)
+        # One commit for each batch, so that a killed run loses one batch at most.
         groups = [work] if plan.is_rebuild or not work else [[batch] for batch in work]
         location = (
             base.metadata.location
@@ -392,6 +400,7 @@ class RollupRunner:
         Returns: it; and whether it is worth while to look again for them.
         Raises: LakeError: the table has slices of other columns, so that nothing of it could stay.
         """
+        # Slices of other columns cannot stay beside new ones.
         is_anew = bool(covers.slices) and covers.columns != spec.slices
         lost = lost_slices(self._tables, sources, plan.make, again=_again(spec, plan.make, covers))
         if is_anew and lost:
@@ -434,6 +443,8 @@ class RollupRunner:
                 self._engine.stage(staging, spec, tables, list(batch), is_first=index == 0)
                 self._log(f"{spec.name}: made {len(batch)} slices")
             if not is_forced:
+                # Look again after reading: a prune during the query would have removed rows that
+                # the cover claims.
                 self._require_whole(spec, sources, made, covers)
             done = commit(
                 self._tables,
@@ -500,6 +511,8 @@ class RollupRunner:
                 made_at = name.removeprefix(prefix).partition("_")[0]
                 if not name.startswith(prefix) or not _is_hex(made_at):
                     continue
+                # Another run may be filling its own staging table right now. The time in the name
+                # tells both apart.
                 if self._clock.unix_s() - int(made_at, 16) > _STAGING_AGE_MAX_S:
                     session.drop_table(STAGING_SCHEMA, name)
                     self._log(f"{spec.name}: forgot {name}, which another run left behind")
@@ -535,6 +548,8 @@ def _read(
     metastore: Metastore, tables: IcebergTables, spec: RollupSpec
 ) -> tuple[IcebergTable | None, Covers, dict[str, Source]]:
     """The table, what it covers and its sources, in this order."""
+    # This order is the fence's basis: whatever is committed after this load is found by the
+    # comparison.
     base = tables.load(spec.schema, spec.table)
     covers = read_covers(tables, base)
     with metastore.connect() as session:

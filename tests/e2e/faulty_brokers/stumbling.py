@@ -1,4 +1,4 @@
-"""A broker that serves all calls well, and meets an error that nobody foresaw at its side.
+"""A broker that serves all calls well, and meets an unforeseen error at its side.
 
 Run as `gazette`: it patches the class of the key space that tells others of changes.
 """

@@ -238,8 +238,9 @@ def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) ->
         return
     elif has_lines or (not kinds and found.is_records):
         note(
-            f"warning: {source.title} does not end with a newline: the next append to {listing.name} goes on in its "
-            "last line (append a newline; --framing lines adds one by itself)"
+            f"warning: {source.title} does not end with a newline: the next append to {listing.name} would continue its "
+            f"last line. Run `echo | gazctl journals append {listing.name}` to end the line now. If its fragment is stored "
+            "already, append the last record again. (`--framing lines` adds the newline.)"
         )
 
 

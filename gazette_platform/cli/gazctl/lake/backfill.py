@@ -16,11 +16,11 @@ from gazette_platform.cli.gazctl.lake.commands import OutputFormat
 from gazette_platform.cli.gazctl.lake.context import (
     TypedTable,
     brokers,
-    insisting,
     print_values,
     settings_of,
     tables_folder,
     typed_named,
+    unless_fenced,
 )
 from gazette_platform.cli.gazctl.lake.run import workers_of
 from gazette_platform.cli.gazctl.lake.typed_commands import Engine
@@ -71,7 +71,7 @@ def backfill(
             wanted = fragments_of(found.raw, _values(partitions))
         with workers_of(settings, engine, line) as hands:
             runner = BackfillRunner(catalog, hands.workers, client, log=line.step)
-            report = insisting(lambda: runner.run(found.typed, found.raw, wanted))
+            report = unless_fenced(lambda: runner.run(found.typed, found.raw, wanted))
     for hole in report.holes:
         note(
             f"{report.table}: no broker or store holds bytes {hole.begin} to {hole.end} of {hole.journal} ({hole.kind}), so rows of "
@@ -176,10 +176,10 @@ def reprocess(
     is_shown = output_format is OutputFormat.TABLE and sys.stderr.isatty()
     with StepLine(is_shown=is_shown) as line:
         work = Reprocessor(typed_catalog(settings), log=line.step)
-        reports = [insisting(lambda: work.run(found.typed, meant))]
+        reports = [unless_fenced(lambda: work.run(found.typed, meant))]
         # Each time a million of them change, so there is an end.
         while not reports[-1].is_whole:
-            reports.append(insisting(lambda: work.run(found.typed, meant)))
+            reports.append(unless_fenced(lambda: work.run(found.typed, meant)))
     report = reports[-1]
     records = report.records + sum(each.typed for each in reports[:-1])
     typed = sum(each.typed for each in reports)

@@ -264,7 +264,7 @@ def typed_named(folder: Path, names: list[str]) -> tuple[list[TypedTable], list[
     return [every[name] for name in wanted], []
 
 
-def insisting(work: Callable[[], T]) -> T:
+def unless_fenced(work: Callable[[], T]) -> T:
     """Do what another one may come in between, some times.
 
     Raises: TypedFenced: another one always did.

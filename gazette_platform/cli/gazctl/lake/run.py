@@ -23,12 +23,12 @@ from gazette_platform.cli.gazctl.lake.context import (
     TypedTable,
     apart,
     brokers,
-    insisting,
     print_values,
     settings_of,
     specs_named,
     tables_folder,
     typed_named,
+    unless_fenced,
 )
 from gazette_platform.cli.gazctl.lake.holes import hole_text
 from gazette_platform.cli.gazctl.lake.typed_commands import Engine
@@ -307,7 +307,7 @@ def _ran(
 ) -> tuple[dict[str, Any], bool]:
     """Run a table. Returns: what to report, and whether it is up to date, or will be by runs alone."""
     try:
-        report = insisting(
+        report = unless_fenced(
             lambda: runner.run(table.typed, table.raw, given_up=given_up, begin_anew=begin_anew)
         )
     except TransportError:

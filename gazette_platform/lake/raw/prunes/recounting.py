@@ -102,6 +102,7 @@ class Recount:
         """None: not now."""
         key = (location, fragment.content_name)
         known = _counted.get(key)
+        # Fragments never change, so a count holds for as long as the process lives.
         if known is not None:
             return known
         # One at least, so that a look that was late from the start gets on, too.
@@ -118,6 +119,7 @@ class Recount:
         except DataError:
             rows = None  # damaged: the check `fits_spec` reports it
         except LakeError:
+            # The file went away between listing and reading: another look will see a newer listing.
             return None
         if rows is None and content.is_unfinished(fragment, location, _OWNER):
             self.is_complete = False

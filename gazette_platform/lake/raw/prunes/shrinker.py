@@ -2,11 +2,13 @@
 
 A look takes some Hive partitions of one journal, in the order of time, and compares their accounts with what brokers
 list, which is one metastore call and a page or two. Only where these differ are directories listed, the proof of the
-store looked for, and what is left counted again; `retention` then decides. Nothing is ever deleted but entries
+store looked for, and what is left counted again; `verdict` then decides. Nothing is ever deleted but entries
 of the metastore, and those come back by the round over old fragments if the files do.
 
 Dropping takes two steps, so that the caller can report Hive partitions before they are gone: a look
 empties the accounts, and `drop` drops what is empty, once its caller has reported that.
+
+Long because a look and what it asks of brokers and stores are read together.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from gazette_platform.lake.raw.listing import journal_files, nearest_before
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.raw.prunes.recounting import Recount
-from gazette_platform.lake.raw.prunes.retention import (
+from gazette_platform.lake.raw.prunes.verdict import (
     Evidence,
     Files,
     is_emptied,
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.planning import JournalCursor
-    from gazette_platform.lake.raw.prunes.retention import Break, Judgement
+    from gazette_platform.lake.raw.prunes.verdict import Break, Judgement
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import PartitionColumn, StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
@@ -98,7 +100,7 @@ class Look:
     doubts: list[str] = field(default_factory=list)
     """Why what is gone from a store is not forgotten."""
     is_mended: bool = False
-    """Whether brokers list again what they once listed no more: see `retention.is_broken`."""
+    """Whether brokers list again what they once listed no more: see `verdict.is_broken`."""
 
     def note(self, account: PartitionAccount, *, is_changed: bool) -> None:
         """Add what the accounts of a Hive partition say now."""
@@ -198,6 +200,8 @@ class Shrinker:
         """
         view = _View(self._source, self._roots, self._storage, spec, table, journal, cursor)
         parts, following = self._parts(session, view, after)
+        # Nothing is locked here: judging lists stores, which may take minutes. `_write` compares
+        # with what was judged.
         result = Look(following=following)
         judged: list[tuple[_Part, Judgement]] = []
         for number, part in enumerate(parts):
@@ -208,6 +212,7 @@ class Shrinker:
                 break
             # One offset would stand for two bytes. A person says whether the former files are gone for good.
             is_former = is_another(part.state.created, view.created) and not is_confirmed
+            # An emptied account waits for its event in Dagster, and `drop` takes it afterwards.
             if is_emptied(part.state) or is_former:
                 continue
             if not view.reach(part, is_first=number == 0):
@@ -257,6 +262,8 @@ class Shrinker:
             }
             with session.accounts_lock(table.database, table.name) as lock:
                 found = session.partitions_named(table, list(batch))
+                # A late fragment may have been registered since the look emptied the account.
+                # Dropping it would hide its rows.
                 filled = {
                     p.values
                     for p in found
@@ -361,6 +368,7 @@ def _write(
         for found in session.partitions_named(current, list(wanted)):
             name = partition_name(keys, found.values)
             part, state = wanted[name]
+            # A registrar may have added a fragment since. Skip it: the next look judges again.
             if PartitionState.from_parameters(found.parameters) == part.state:
                 changed.append(replace(found, parameters=state.within(found.parameters)))
                 done[name] = state
@@ -460,6 +468,7 @@ class _View:
             page = self._source.fragments(self.journal.name, self._to, _PAGE)
             self._pages += 1
             if is_new and (not page or page[0].begin > begin):
+                # A longer fragment that begins earlier may hold these bytes, so they are not lost.
                 near = nearest_before(self._source, self.journal.name, begin)
                 self._note([near] if near is not None else [])
             is_new = False
@@ -523,6 +532,8 @@ class _View:
         stores += [f.backing_store for f in self._listed.values() if f.backing_store]
         for store in dict.fromkeys(stores):
             base = self._base(store)
+            # Only stores that the journal names count: a directory elsewhere proves nothing about a
+            # prune.
             if plain == base or plain.startswith(f"{base}/"):
                 return store, f"{name}{plain[len(base) :]}"
         return "", ""
@@ -551,6 +562,8 @@ class _View:
         if base not in self._proofs:
             known = [f for f in self._candidates() if self._base(f.backing_store) == base]
             known.sort(key=lambda f: -f.begin)
+            # The listing alone may be stale: brokers list files of a store that has gone until
+            # their next refresh.
             proofs = (f for f in known[:_PROOFS_MAX] if self._is_there(session, f))
             self._proofs[base] = next(proofs, None)
         return self._proofs[base]
@@ -567,6 +580,8 @@ class _View:
         return [
             f
             for f in listed.values()
+            # A fragment stored just now may lie in a new, empty store under the same name. Only one
+            # that was registered earlier shows that the store is the same.
             if f.backing_store and f.content_length and not cursor.wants(f)
         ]
 

@@ -261,20 +261,26 @@ def decided(
         if not _is_another(each, one):
             changed[each.name] = replace(one, created=learned(one.created, each.created))
         elif each.name in begin_anew:
+            # What was pruned cannot be read; without this the journal would stop at a hole at once.
             offset = max(begin_anew[each.name], each.begin)
             if offset > each.head:
                 raise ValidationError(f"{offset} is behind its head, {each.head}", path=each.name)
             changed[each.name] = one.beginning_anew(offset, each.created)
         elif each.head < one.offset and not is_another(one.created, each.created):
+            # It may grow beyond the old offset by the next run; the doubt must outlive that, or two
+            # journals would be read as one.
             changed[each.name] = replace(one, created=DOUBTED)
     return state.with_journals(changed)
 
 
 def _is_another(journal: JournalNow, state: JournalState) -> bool:
+    # Heads never fall, except when a journal is recreated or its brokers have lost content.
     return is_another(state.created, journal.created) or journal.head < state.offset
 
 
 def _reach_of(journal: JournalNow, state: JournalState | None, given_up: int) -> _Reach:
+    # A new journal starts with the oldest byte left: what was pruned before the table knew it is
+    # not a loss.
     begin = journal.begin if state is None else state.offset
     if state is not None and _is_another(journal, state):
         hole = Hole(journal.name, journal.head, begin, HoleKind.MADE_AGAIN)
@@ -283,6 +289,8 @@ def _reach_of(journal: JournalNow, state: JournalState | None, given_up: int) ->
     open_begin = None if state is None else state.open_begin
     if open_begin is not None and open_begin < journal.begin:
         hole = Hole(journal.name, open_begin, journal.begin, HoleKind.OPEN_PRUNED)
+        # Report it, and read on: the transaction may still be rolled back, and then nothing is
+        # missing.
         reach.holes.append(hole)
     return reach
 
@@ -293,6 +301,8 @@ def _reach(journal: JournalNow, begin: int, end: int, given_up: int = 0) -> _Rea
     for each in [*_held(journal, end), None]:
         low = end if each is None else each.begin
         if at < low:
+            # The difference matters to people: pruned content never returns, missing content may
+            # still be uploaded.
             kind = HoleKind.PRUNED if at < journal.begin else HoleKind.MISSING
             behind = (
                 None if each is None or each.listing is None else each.listing.fragment.mod_time
@@ -300,6 +310,7 @@ def _reach(journal: JournalNow, begin: int, end: int, given_up: int = 0) -> _Rea
             if low > given_up:
                 reach.holes.append(Hole(journal.name, at, low, kind, behind))
                 break
+            # One range has one offset at its end, so it cannot contain a gap.
             if reach.segments:
                 break  # the next range begins with it
             reach.passed.append((at, low))
@@ -312,6 +323,7 @@ def _reach(journal: JournalNow, begin: int, end: int, given_up: int = 0) -> _Rea
 
 def _held(journal: JournalNow, end: int) -> tuple[Segment, ...]:
     """Who holds what below `end`. A listing that knows of nothing has no tail either: it was pruned."""
+    # Without fragments, nothing separates a live tail from pruned content.
     if not journal.listed:
         return ()
     return plan_segments(
@@ -333,6 +345,8 @@ def _tasks(segments: Sequence[Segment], task_bytes: int, *, is_settled: bool) ->
     tasks: list[Task] = []
     joined: list[Segment] = []
     for each in segments:
+        # Cut between segments only: brokers close fragments between appends, so a message ends
+        # there.
         if joined and each.end - joined[0].begin > task_bytes:
             tasks.append(Task(tuple(joined)))
             joined = []
@@ -343,6 +357,7 @@ def _tasks(segments: Sequence[Segment], task_bytes: int, *, is_settled: bool) ->
     if joined:
         last = joined[-1]
         # A fragment may have been stored since the head was asked for, and continue after it.
+        # A soft end needs no promise about the head: the reader stops after the last whole message.
         is_open = last.listing is None or last.end < last.listing.fragment.end
         tasks.append(Task(tuple(joined), is_soft=is_open and not is_settled))
     return tasks
@@ -356,6 +371,8 @@ def tasks_between(
     Raises: OffsetJump: a part of them no longer exists.
     """
     reach = _reach(journal, begin, end)
+    # Never decide a transaction without its beginning: a part of it would be published as all of
+    # it.
     if reach.holes:
         gone = reach.holes[0]
         raise OffsetJump(journal.name, gone.begin, gone.end)
@@ -376,6 +393,8 @@ def _served(waiting: Mapping[str, Sequence[Task]], limits: Limits) -> dict[str, 
     count = total = turn = 0
     while order:
         for name in order:
+            # Checked before each task and not for each journal, so that a large journal does not
+            # use up the round of others.
             if count >= limits.tasks_max or total >= limits.run_bytes:
                 return chosen
             task = waiting[name][turn]
@@ -391,6 +410,7 @@ def _age(waiting: Mapping[str, Sequence[Task]], name: str) -> tuple[float, int, 
     """Least for the journal whose next content was stored first; live tails come last, the longest first."""
     tasks = waiting[name]
     listing = tasks[0].segments[0].listing
+    # By the store's time and not by offsets, which do not compare between journals.
     stored_at = inf if listing is None else listing.fragment.mod_time
     return stored_at, tasks[0].begin - tasks[-1].end, name
 
@@ -476,6 +496,8 @@ def plan_backfill(
         for begin, end in merged_ranges(ranges):
             if end > reached:
                 behind.append((name, max(begin, reached), end))
+            # Rows of two journals share these offsets. Replacing by offset would remove rows of the
+            # former one, which exist nowhere else.
             low, high = _shared(now[name], known), min(end, reached)
             if begin < min(low, high):
                 gone = Hole(name, begin, min(low, high), HoleKind.MADE_AGAIN)
@@ -580,6 +602,7 @@ def _backfilled(
     task_bytes: int,
 ) -> BackfillRange:
     begin, end = piece
+    # A state inside the range would take messages of it for duplicates of themselves.
     lower = [one for one in known if one.offset <= begin]
     start = max(lower, key=lambda one: one.offset, default=JournalState())
     # After the last hole before it: what that state knows holds after a hole, too.
@@ -587,9 +610,12 @@ def _backfilled(
     for each in _held(journal, end):
         if each.end <= start.offset:
             continue
+        # Messages between a hole and the range may be the first of their producers, so screening
+        # must begin after the hole.
         if each.begin > last_end and each.begin <= begin:
             read_from = each.begin
         last_end = each.end
+    # Counts start at zero: they are compared with what this backfill writes.
     start = JournalState(offset=read_from, producers=start.producers)
     before, tasks, follow = (
         tuple(_tasks(_reach(journal, *span).segments, task_bytes, is_settled=True))

@@ -139,6 +139,7 @@ class JournalRounds:
         self._journal = wanted.journal
         self._tasks = wanted.tasks
         self._state = _begun(state, wanted)
+        # Kept for the balance in `_finish`: rows written must equal messages committed.
         self._committed_before = self._state.counts.committed
         self._tasks_of = tasks_of
         self._look = look
@@ -183,6 +184,8 @@ class JournalRounds:
     def drop(self, done: Sequence[Done] = ()) -> None:
         """Give the journal up for this run, with what came of its orders: all that was written was in vain."""
         held = [*self._done.values(), *done]
+        # Files of a journal that is given up must not be published with those of others: their
+        # offsets stay unread.
         self._discarded += [one.output for one in held if one.output is not None]
         self._discarded += self._written.outputs
         self._written, self._done, self.orders = _Written(), {}, []
@@ -199,10 +202,13 @@ class JournalRounds:
             self._finish(self._state)
             return
         for number, one in zip(self._numbers, done, strict=True):
+            # An earlier result of the same task is worthless: it kept messages that were not new.
             self._replace(number, one)
         if self._phase is Kind.LOOK:
             self._in_order()
             return
+        # All summaries again, not only the new ones: what one task drops changes what the tasks
+        # after it may keep.
         verdict = join(self._state, [_summary(self._done[n]) for n in range(len(self._tasks))])
         match verdict:
             case Again():
@@ -245,6 +251,7 @@ class JournalRounds:
 
     def _begin_looking(self, verdict: Sequenced) -> None:
         """Keep what is plain, and have the rest looked at where that is not done."""
+        # Plain tasks before the first transaction are final: no later message can change them.
         self._use(verdict.first)
         self._state, self._phase = verdict.state, Kind.LOOK
         for number, one in self._done.items():
@@ -271,6 +278,8 @@ class JournalRounds:
         keep: dict[int, list[Any]] = defaultdict(list)
         before: list[Any] = []
         committed: list[Any] = []
+        # Groups bound the memory of the sequencer; the state carries producers and open
+        # transactions from one to the next.
         state = self._state
         for group in self._groups(numbers):
             messages = pa.concat_tables([self._messages(n) for n in group])
@@ -292,6 +301,8 @@ class JournalRounds:
         self._state = state
         orders = [self._keeping_order(self._tasks[n], keep[n]) for n in sorted(keep)]
         if before:
+            # A transaction of an earlier run is committed now. Its messages were read then, and
+            # written by no one.
             low, high = min(a[0].as_py() for a in before), self._range_begin
             orders += [self._keeping_order(task, before) for task in self._tasks_of(low, high)]
         self._phase, self.orders = Kind.KEEP, orders
@@ -334,6 +345,8 @@ class JournalRounds:
             tasks += self._tasks_of(begin, min(end, self._range_begin))
         tasks += [task for task in self._tasks if task.begin < end and task.end > begin]
         held = {self._tasks[number].begin: one.messages for number, one in self._done.items()}
+        # Usually the messages are still in memory; only a group that was dropped, or an earlier
+        # run, costs a read.
         missing = [task for task in tasks if task.begin not in held]
         orders = [Order(journal=self._journal, task=t, kind=Kind.LOOK) for t in missing]
         for task, one in zip(missing, self._look(orders), strict=True):
@@ -352,6 +365,8 @@ class JournalRounds:
     def _finish(self, state: JournalState) -> None:
         written = self._written
         committed = state.counts.committed - self._committed_before - self._passed
+        # The last guard before publishing: a fault in screening or writing must stop the run.
+        # Published rows would be wrong for good.
         if committed != written.typed + written.quarantined:
             raise LakeError(
                 f"{self._journal}: {committed} messages are committed from offset {self._range_begin} to "
@@ -370,6 +385,7 @@ def _begun(state: JournalState | None, wanted: JournalRange) -> JournalState:
         begun = JournalState(offset=offset, created=wanted.created)
     for _, end in wanted.passed:
         # Open transactions go with it: they could not be read again, should they be committed.
+        # For each gap in turn, so that `lost_bytes` counts only what is missing.
         begun = begun.passing(end).giving_up(end)
     return begun
 
@@ -499,6 +515,7 @@ class BackfillRounds:
         self.outputs += done.outputs
         self.discarded += done.discarded
         piece = next(self._pieces, None)
+        # Read on only for an open transaction: its ACK may lie far after the range.
         if piece is None and self.is_open:
             piece = next(self._follow, None)
             if piece is None and self._state.offset < self.reached:

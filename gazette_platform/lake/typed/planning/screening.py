@@ -127,6 +127,8 @@ class TaskScreen:
         pc = self._pc
         self._messages += len(parts)
         producer, clock, flags = (parts.field(name) for name in ("producer", "clock", "flags"))
+        # From the first transaction on, columns cannot decide: an ACK further on may take messages
+        # back.
         if not len(parts) or not self._is_plain(clock, flags):
             return None
         if pc.min(clock).as_py() > 0:
@@ -157,6 +159,8 @@ class TaskScreen:
             in_order = pc.or_(pc.equal(flags, _CONTINUE), pc.equal(flags, _ACK))
             tracked = pc.not_equal(clock, self._zero)
             self.is_plain = not pc.any(pc.and_(in_order, tracked)).as_py()
+            # Refusing unknown flags would stop the journal for one producer's fault; Gazette's
+            # sequencer takes them for plain, too.
             odd = pc.and_(pc.greater(flags, _ACK), tracked)
             self._odd_flags += pc.sum(odd).as_py() or 0
         return self.is_plain
@@ -193,6 +197,7 @@ class TaskScreen:
     def _floor(self, name: bytes) -> int:
         """The clock above which messages of a producer are new."""
         noted = self._clocks.get(name)
+        # The last kept clock is above the known floor, so one number suffices.
         return noted.last if noted is not None else self._known.get(name, 0)
 
     def _note(self, names: Sequence[bytes], begins: Sequence[int], clocks: Any) -> None:
@@ -269,6 +274,8 @@ def join(state: JournalState, summaries: Sequence[TaskSummary]) -> Plain | Again
     again: dict[int, dict[bytes, int]] = {}
     plain = 0
     for number, task in enumerate(summaries):
+        # Spark may lose or repeat a task's result. Offsets prove that each byte was screened
+        # exactly once.
         if task.begin != offset:
             raise LakeError(
                 f"task {number} of a journal read from offset {task.begin} on, and what was before ends at "
@@ -279,6 +286,7 @@ def join(state: JournalState, summaries: Sequence[TaskSummary]) -> Plain | Again
         known = {
             name: producers[name].last_ack
             for name, clocks in task.clocks.items()
+            # Kept clocks rise, so the first one decides for all of a producer.
             if name in producers and clocks.first <= producers[name].last_ack
         }
         if known:
@@ -286,6 +294,8 @@ def join(state: JournalState, summaries: Sequence[TaskSummary]) -> Plain | Again
         given_up = 0
         for name, clocks in task.clocks.items():
             one = producers.get(name)
+            # Clocks never fall: a task that holds only repetitions must not lower the floor for
+            # later ones.
             if one is None or clocks.last > one.last_ack:
                 # A message outside of transactions drops the one of its producer.
                 given_up += 0 if one is None else one.waiting
@@ -297,6 +307,7 @@ def join(state: JournalState, summaries: Sequence[TaskSummary]) -> Plain | Again
             duplicates=task.duplicates,
             taken_back=given_up,
         )
+    # Finish the loop first: one round then repairs all tasks that kept too much.
     if again:
         return Again(again)
     behind = replace(state, offset=offset, producers=pruned(producers), counts=counts)
@@ -370,6 +381,8 @@ class _InOrder:
         self._reread = reread
         self._begins = _numbers(messages, "begin")
         self._ends = _numbers(messages, "end")
+        # The sequencer trusts its caller. Messages out of order would commit transactions that are
+        # not complete.
         self._require_order()
         self._sequencer: Sequencer[int | None] = Sequencer(
             ring_size=ring_size,
@@ -425,6 +438,7 @@ class _InOrder:
         """What has come of it, up to offset `end`, with what was decided without the sequencer."""
         pa = required("pyarrow", extra="lake", by="typed tables")
         reached = self._ends[-1] if len(self._ends) else self._state.offset
+        # Otherwise the next run would begin within messages that this one has counted.
         if end < reached:
             raise DataError(f"a range that ends at offset {end} has messages up to {reached}")
         # Without a horizon: see `pruned`.
@@ -470,6 +484,8 @@ class _InOrder:
                 envelope = _envelope(each, None)
                 self._offer(envelope, last)
                 at = envelope.end
+            # Reading again must reach the range without a gap; a message missing in between would
+            # be lost silently.
             if at != range_begin:
                 raise DataError(
                     f"reading a transaction again, from offset {begin} to {range_begin}, ended at {at}"

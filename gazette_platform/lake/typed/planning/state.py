@@ -29,6 +29,8 @@ _VERSION: Final = 2
 _VERSIONS: Final = frozenset({1, _VERSION})
 _VERSION_KEY: Final = b"gazette.typed-state.version"
 _DIGEST_KEY: Final = b"gazette.typed-state.digest"
+# These layouts feed the digest of stored states: changing one makes every existing file look
+# damaged.
 _PRODUCER = struct.Struct(f">{PRODUCER_BYTES}sQqq")
 _JOURNAL = struct.Struct(">I10q")
 _IDENTITY = struct.Struct(">8s2q")
@@ -110,6 +112,7 @@ class JournalState:
 
     def passing(self, offset: int) -> JournalState:
         """The state after missing bytes, up to `offset`, which a person has given up."""
+        # A person may name an offset that a run has passed since; progress never goes back.
         lost = Counts(lost_bytes=max(0, offset - self.offset))
         return replace(self, offset=max(self.offset, offset), counts=self.counts + lost)
 
@@ -119,6 +122,7 @@ class JournalState:
             name: Producer(one.last_ack) if 0 <= one.begin < before else one
             for name, one in self.producers.items()
         }
+        # Move waiting messages to `taken_back`, or the counts would never balance again.
         gone = sum(one.waiting - producers[name].waiting for name, one in self.producers.items())
         return replace(self, producers=producers, counts=self.counts + Counts(taken_back=gone))
 
@@ -128,12 +132,15 @@ class JournalState:
         What is known of producers is kept, so a message of the former journal that is appended again stays one row.
         Open transactions are given up, unless the journal is read on where it was.
         """
+        # The journal holds what it held, so its open transactions can still be committed.
         if offset == self.offset:
             return replace(self, created=created)
         return replace(
             self.giving_up(_BEHIND_ALL),
             offset=offset,
             created=created,
+            # A journal may be recreated several times; the farthest one decides what backfills must
+            # leave alone.
             shared_to=max(self.shared_to, self.offset),
         )
 
@@ -160,6 +167,8 @@ def pruned(producers: Mapping[bytes, _K]) -> dict[bytes, _K]:
     Not the sequencer's own pruning: a state has no clock of an open transaction, so that one which a producer
     begins after a day of silence would be forgotten.
     """
+    # Compare with the journal's newest clock and not with the wall clock: a rerun of the same bytes
+    # must give the same state.
     newest = max((one.last_ack for one in producers.values()), default=0)
     return {
         name: one
@@ -209,6 +218,8 @@ class TypedState:
 
     def with_journals(self, changed: Mapping[str, JournalState]) -> TypedState:
         """The state behind a run: journals that it did not read, or that are gone, keep theirs."""
+        # A selector may lose a journal and get it back. Forgetting its offset would read it all
+        # again.
         return TypedState({**self.journals, **changed})
 
     def encode(self) -> bytes:
@@ -273,6 +284,8 @@ class TypedState:
             *(KeyError, ValueError, TypeError, AttributeError),
         ) as err:
             raise _damaged(where, str(err)) from err
+        # Page checksums find damaged bytes; the digest finds a file that was written by a faulty
+        # release.
         if digest.encode() != metadata.get(_DIGEST_KEY):
             raise _damaged(where, "its digest is of something else")
         return state

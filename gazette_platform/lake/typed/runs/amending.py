@@ -128,14 +128,19 @@ def publish_amendment(
     Raises: TypedFenced: it does not hold any more, it is late, the table is parted otherwise by now, or runs publish all
         the time. TypedRolledBack, TypedProgressGone: a person has to look. LakeError: a catalog or store broke off.
     """
+    # One name and one rewriter for all attempts: files that were rewritten once are used again if
+    # they still exist.
     run, rewriter = uuid.uuid4().hex, FileRewriter(amending.rows)
     fenced: TypedFenced | None = None
     for _ in range(_ATTEMPTS):
         table, quarantine = _now(handles)
+        # Made again at each attempt: a run that published in between may have committed, or taken
+        # back, an open transaction of the range.
         amendment = amending.amendment(table, *rows_within(quarantine, amending.records))
         _require_young(table.name, began_at, clock)
         state = _counted_anew(table.state, amendment.records)
         files = [data_file_of(one, table.metadata) for one in amendment.files]
+        # Check before rewriting files, which is the expensive part; publishing checks again.
         require_parted_by(table.metadata, files, table.name)
         publish = partial(
             publish_replacing,
@@ -179,6 +184,8 @@ def _now(handles: tuple[TableHandle, TableHandle]) -> tuple[TypedTable, Loaded]:
     Whatever is published and settled behind the look at the table fences whoever publishes from it.
     """
     table = typed_table(present(handles[0]), handles[0].name)
+    # Settle first: replacing quarantined records while older ones are pending would add those
+    # afterwards, in vain or twice.
     settle_quarantine(*handles)
     return table, present(handles[1])
 
@@ -206,6 +213,8 @@ def _counted_anew(state: TypedState, records: Mapping[str, int]) -> TypedState:
 def _properties(
     table: TypedTable, state: TypedState, records: RowRanges, amendment: Amendment, run: str
 ) -> dict[str, str]:
+    # Offsets and producers are those of the newest run. An older state would make the next run read
+    # messages again.
     path = write_state(table.location, state, table.io)
     listed = write_list(table.location, amendment.quarantined, table.io, removed=records)
     properties = state_properties(state, path=path, run=run, quarantine=listed)

@@ -320,7 +320,7 @@ class _Backfill:
             before, now = self._state.journals[name], state.journals[name]
             if before.shared_to != now.shared_to or is_another(before.created, now.created):
                 raise TypedFenced(
-                    f"{name} was recreated, and a run restarted it meanwhile: nothing was changed"
+                    f"{name} was deleted and made again, and a run began to read it from its start meanwhile: nothing was changed"
                 )
 
     def abandon(self) -> None:

@@ -193,6 +193,8 @@ class TypedRunner:
             lambda orders: self._workers.carry_out(job, orders),
             limits.task_bytes,
         )
+        # Ask again after reading: a journal that was recreated meanwhile has given bytes of two
+        # journals.
         failed |= self._replaced(raw, now.journals, done)
         unreadable = {**now.unreadable, **failed}
         for name, why in sorted(unreadable.items()):
@@ -239,16 +241,21 @@ class TypedRunner:
     ) -> dict[str, str]:
         """Give up for this run what was read of journals that were made again since it began."""
         created = {one.name: one.created for one in self._client.list(raw.label_selector) if done}
+        # Unknown identities are not taken for a replacement; brokers of former releases report
+        # none.
         names = [
             one.name
             for one in journals
             if one.name in done and is_another(one.created, created.get(one.name, 0))
         ]
         for name in names:
+            # Its rows would carry offsets of the former journal, and its state would make the next
+            # run skip content of the new one.
             done[name].drop()
         return dict.fromkeys(names, "it was deleted and made again during the run")
 
     def _tell(self, spec: TypedSpec, plan: RunPlan) -> None:
+        # A hole stops one journal without an error, so the log is where a person notices it first.
         for hole in plan.holes:
             self._log(
                 f"{spec.name}: {hole.journal} cannot be read from offset {hole.begin} to {hole.end}: {hole.kind}"
@@ -274,6 +281,8 @@ class TypedRunner:
         """Let readers see it, and settle the quarantine behind."""
         properties = state_properties(
             state,
+            # State and list are written first: a snapshot must never name a file that does not
+            # exist. After a crash here, maintenance removes both.
             path=write_state(table.location, state, table.io),
             run=run,
             quarantine=write_list(
@@ -302,10 +311,14 @@ class TypedRunner:
                 ],
             )
         else:
+            # Without an answer the rows may be public already. The run's name makes a repetition
+            # harmless; deleting its files would not be.
             published = insisting(
                 lambda: publish_files(handles[0], table.start, files, run, properties), self._log
             )
         self._log(f"{table.name}: published {len(files)} files as snapshot {published.snapshot_id}")
+        # Two tables cannot change in one step. If the run dies here, the next run or maintenance
+        # finds the list in the snapshot and settles it.
         settle_behind(handles, self._log)
         return published
 
@@ -313,6 +326,8 @@ class TypedRunner:
 def _require_order(spec: TypedSpec, state: TypedState, begin_anew: Mapping[str, int]) -> None:
     """Refuse to restart where the offset decides which message of a key is the last."""
     for name, offset in begin_anew.items():
+        # Within a journal, the merge takes the larger offset for the later message. Rows of the
+        # former journal have larger ones.
         if spec.key and name in state.journals and offset < state.journals[name].offset:
             raise ValidationError(
                 f"{spec.name} has a `key`, and its rows of the former journal would win over all messages below offset "
@@ -405,7 +420,10 @@ def work_through(
             return failed
         done = list(carry_out([order for one in busy.values() for order in one.orders]))
         for name, one in busy.items():
+            # Answers are in the order of the orders, so no name has to travel with them.
             of_one, done = done[: len(one.orders)], done[len(one.orders) :]
+            # One lost segment makes the whole journal wait: publishing the tasks around it would
+            # move the offset past unread messages.
             failure = next((each.failure for each in of_one if each.failure), "")
             try:
                 if not failure:
@@ -414,6 +432,8 @@ def work_through(
                 failure = str(err)
             if failure:
                 failed[name] = failure
+                # No progress of it is published, so its files would be rows twice after the next
+                # run.
                 one.drop(of_one)
     names = ", ".join(sorted(name for name, one in rounds.items() if one.orders))
     raise LakeError(

@@ -166,16 +166,20 @@ def pin_tail(
     if loaded is not None:
         require_ours(loaded, spec, handle.name)
     table = None if loaded is None else typed_table(loaded, handle.name)
+    # State and rows come from one load. Two loads could have a publication in between, whose rows
+    # would be missing or doubled.
     before = TypedState() if table is None or is_whole else table.state
     schema = new_schema(spec) if table is None else table.schema
     now = client.run(
         journals_now(client.asynchronous, raw.label_selector, before, clock or SystemClock())
     )
+    # A run leaves such a journal out. A query must not: its result would look complete.
     if now.unreadable:
         journal, why = min(now.unreadable.items())
         raise TransportError(f"{spec.name}: brokers report nothing about {journal} now: {why}")
     limits = Limits(run_bytes=bytes_max, task_bytes=_TASK_BYTES, tasks_max=_TASKS_MAX)
     plan = plan_run(before, now.journals, limits)
+    # Never a silent part: a view that ends somewhere would differ from query to query.
     if plan.left_bytes and not is_whole:
         size = sum(one.end - one.begin for one in plan.ranges) + plan.left_bytes
         raise LakeError(
@@ -184,6 +188,8 @@ def pin_tail(
         )
     job = Job(
         spec=spec,
+        # Unpartitioned and without locations: nothing is written below the table, so a reader needs
+        # no right to write.
         schema=schema.model_dump_json(),
         partitions=UNPARTITIONED_PARTITION_SPEC.model_dump_json(),
         location="",
@@ -218,6 +224,8 @@ def settle_tail(
         """What a round gives is what its orders give when they are carried out again."""
         done = carry_out(orders)
         return [
+            # Keep orders, not rows: Spark carries them out where it reads, any number of times,
+            # with the same rows.
             replace(one, output=order) if one.typed else one
             for order, one in zip(orders, done, strict=True)
         ]
@@ -244,6 +252,7 @@ def spool_tail(pinned: PinnedTail, *, threads: int = 1) -> SpooledTail:
                 return list(pool.map(lambda order: attempt(pinned.job, order, sinks), orders))
 
             outputs, quarantined = _settled(pinned, read)
+    # Also on Ctrl-C: the spool is on the local disk.
     except BaseException:
         spool.close()
         raise
@@ -274,6 +283,7 @@ def _settled(
     rounds, failed = work_ranges(
         pinned.before, pinned.journals, pinned.plan.ranges, carry_out, _TASK_BYTES
     )
+    # As above: rows without one journal would look like all rows.
     if failed:
         journal, why = min(failed.items())
         raise DataError(f"{pinned.job.spec.name}: {journal} cannot be read now: {why}")

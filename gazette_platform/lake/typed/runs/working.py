@@ -97,6 +97,8 @@ def carry_out(
         removed then.
     """
     with Client(job.client) as client:
+        # A client of its own: workers are other processes or threads, and Spark may repeat a task
+        # while the first attempt lives.
         content = _TaskContent(client, order.journal, order.task)
         with closing(content.blocks):
             if order.kind is Kind.LOOK:
@@ -127,6 +129,8 @@ def _screened(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Do
     messages: list[pa.Table] = []
     is_plain = True
     for block in content.blocks:
+        # Rows of this task are decided by the driver now. Reading on for offsets and UUIDs saves it
+        # a second read.
         if not is_plain:
             messages.append(_looked_at(parser, block))
             continue
@@ -135,6 +139,8 @@ def _screened(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Do
         keep = screen.take(parsed.parts)
         is_plain = screen.is_plain
         if not is_plain:
+            # Rows that were written assumed that all is plain; the driver will order them again by
+            # offset.
             files.abort()
         elif order.writes:
             files.add(parsed, block, keep)
@@ -153,6 +159,8 @@ def _looked(job: Job, content: _TaskContent) -> Done:
 def _kept(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Done:
     parser = parser_of(job.spec)
     wanted = order.keep if order.keep is not None else pa.array([], pa.int64())
+    # Offsets are compared as a buffer: a Python integer per row would take gigabytes for large
+    # tasks.
     begins = memoryview(wanted.buffers()[1] or b"").cast("q")[wanted.offset :][: len(wanted)]
     first = 0
     for block in content.blocks:
@@ -226,10 +234,14 @@ class _TaskContent:
             with closing(self._pieces(segment)) as pieces:
                 for piece in pieces:
                     yield from lines.feed(piece)
+            # A fragment that ends within a line ends so for ever: engines see a bad record there,
+            # and so does this table.
             is_left = task.is_soft and segment is task.segments[-1]
             if lines.is_within_line and not is_left:
                 yield from lines.rest()
         yield from lines.whole_lines()
+        # A line longer than the task: without this the run would read it, publish nothing, and do
+        # so again for ever.
         if self.end == task.begin:
             yield from self._first_line()
 
@@ -239,6 +251,8 @@ class _TaskContent:
             for piece in pieces:
                 at = piece[0] + len(piece[1])
                 yield piece
+        # A read that ends early looks like success. Without this check the missing messages would
+        # count as read.
         if at != segment.end:
             raise DataError(
                 f"{self._journal}: content ends at offset {at}, and brokers listed it up to {segment.end}: was the "
@@ -251,6 +265,7 @@ class _TaskContent:
         if not lines.is_within_line:
             return
         head = self._client.write_head(self._journal)
+        # The rest of the line is not appended yet; the next run reads it.
         if head <= end:
             return
         behind = Segment(self._journal, end, head, (), None)
@@ -366,6 +381,7 @@ class LocalWorkers:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 for future in futures:
+                    # Those that had finished wrote files that no driver will name.
                     if not future.cancelled() and future.exception() is None:
                         discard(job, future.result().output)
                 raise
@@ -384,6 +400,7 @@ def discard(job: Job, output: Output | None) -> None:
         (job.location, output.files),
         (job.quarantine_location, output.quarantined),
     ):
+        # Best effort: after a crash here maintenance removes them as orphans.
         remove_files(_io(job, location), [file.path for file in files])
 
 

@@ -1,4 +1,8 @@
-"""What to read next of a journal, given only a listing of its store. Pure."""
+"""Which stored fragments to read next. Pure.
+
+`choose_next` picks among fragments that brokers have listed. `StorePlan` knows no more than the listing
+of a store: it also decides when content that is missing counts as gone.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,22 @@ _JUMP_AGE_S: Final = 6 * 3600
 # what of it is still to be stored; here no broker can be asked. But fragments reach a store within minutes
 # of each other: what failed is tried again after three at the latest, and a put takes five at most.
 _PRUNED_AGE_S: Final = 600
+
+
+def choose_next(listed: Iterable[FragmentListing], offset: int) -> FragmentListing | None:
+    """The stored fragment to read at `offset`: of those that hold it, the one that ends last.
+
+    Args:
+        listed: in any order; they may overlap, as after a fail-over.
+    """
+    best: FragmentListing | None = None
+    for listing in listed:
+        fragment = listing.fragment
+        if not (listing.is_persisted and fragment.begin <= offset < fragment.end):
+            continue
+        if best is None or fragment.end > best.fragment.end:
+            best = listing
+    return best
 
 
 class Place(NamedTuple):

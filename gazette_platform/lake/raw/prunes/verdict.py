@@ -123,6 +123,8 @@ def is_broken(cursor: JournalCursor, pages: Iterable[Page]) -> bool:
     if not before or cursor.stored_at is None:
         return not before
     newest = [f for f in before if (f.begin, f.end) == (cursor.last, cursor.offset)]
+    # Brokers that find their store empty upload from their spools again. The content returns with a
+    # later time.
     return any(f.backing_store and _is_later(f, cursor.stored_at) for f in newest)
 
 
@@ -159,14 +161,19 @@ def judge(
     lost = tuple(lost_ranges(state, here))
     if not lost:
         return Judgement("keep")
+    # The primary may have died after the upload was listed; replicas still hold the bytes and store
+    # them again.
     if any(low < end and begin < high for low, high in lost for begin, end in local):
         return Judgement("wait", lost=lost, reason="brokers hold them, and are about to store them")
     if files.problem:
         return Judgement("doubt", lost=lost, reason=files.problem)
     names = {f.content_name for f in here}
+    # A broker's listing and ours are of different times. Decide nothing on evidence that disagrees.
     if names != files.spans.keys():
         reason = "its files are not those that brokers list: wait for their next refresh"
         return Judgement("wait", lost=lost, reason=reason)
+    # A wrong "pruned" loses rows of tables that rollups keep; a wrong "doubt" only waits. So each
+    # missing proof means doubt.
     doubt = "" if evidence.is_confirmed else _doubt(evidence, lost)
     if doubt:
         return Judgement("doubt", lost=lost, reason=doubt)
@@ -185,6 +192,7 @@ def _doubt(evidence: Evidence, lost: Sequence[tuple[int, int]]) -> str:
         )
     if evidence.proof is None:
         return "nothing that was registered in its store before is there any more"
+    # A prune takes the oldest content, so what is lost must lie before what is left.
     if lost[-1][1] > evidence.proof.begin:
         return (
             f"the journal ends at {evidence.proof.end} by now, before bytes that were registered: was it recreated, "

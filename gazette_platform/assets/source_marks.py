@@ -11,12 +11,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Protocol
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetCheckKey,
-    AssetCheckSeverity,
-    AssetKey,
-)
+from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey
 
 from gazette_platform.assets.checks import OVERLAP_CHECK
 
