@@ -163,7 +163,7 @@ class TestDagsterUi:
         await browser.wait_for("journals", "raw", "rollups", "Materialize all")
         await browser.press_alt("e")  # expands all groups
         await browser.wait_for("flights", "table_specs", "route_by_month", "delays_by_month")
-        await keep("lineage", height=800)
+        await keep("lineage")
 
     async def test_shows_what_a_table_is(self, browser, dagster, keep):
         await browser.open(f"{dagster}/assets/flights/flights")
