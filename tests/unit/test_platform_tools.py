@@ -6,7 +6,7 @@ import os
 import subprocess
 import tarfile
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -217,6 +217,10 @@ def test_trino_unpacks_under_the_first_python_3_11(
 ):
     # Python 3.11.2, as Debian 12 has it: `extractall` knows no filter.
     plain = tarfile.TarFile.extractall
+    # Later Pythons warn unless a filter is named.
+    trusted: dict[str, Any] = (
+        {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+    )
 
     def extractall(
         self: tarfile.TarFile,
@@ -225,7 +229,7 @@ def test_trino_unpacks_under_the_first_python_3_11(
         *,
         numeric_owner: bool = False,
     ) -> None:
-        plain(self, path, members, numeric_owner=numeric_owner)
+        plain(self, path, members, numeric_owner=numeric_owner, **trusted)
 
     archive = tmp_path / "trino.tar.gz"
     inside = f"trino-server-{tools._maven_artifact('trino').version}"
