@@ -80,7 +80,9 @@ def test_iceberg_table_of_others_stays(folder, drop, monkeypatch, other):
     file = folder / "tables/orders.yaml"
     file.write_text(RAW + TYPED)
     code, _, err = drop("shop.orders", "--yes")
-    assert (code, file.exists(), catalog.table_exists(other)) == (1, True, True)
+    still_there = catalog.table_exists(other)
+    catalog.close()
+    assert (code, file.exists(), still_there) == (1, True, True)
     assert f"{other} exists and is not" in err
 
 
