@@ -73,7 +73,8 @@ class JSONFileStore(ShardStore, Generic[_T]):
         self._recorder = recorder
         self._directory = Path(recorder.directory)
         self._path, self._next_path = (str(self._directory / each) for each in (_STATE, _NEXT))
-        # The state as of the last commit, and the file; None: as it was played.
+        # Kept in memory, and not on disk: only whoever plays the log reads the file, and writing it as well would make
+        # commits wait for the disk. None: as it was played.
         self._committed = b""
         self._content: bytes | None = None
         self._decoder: msgspec.json.Decoder[_T]
@@ -125,6 +126,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
     def start_commit(
         self, checkpoint: Checkpoint, after: Collection[Dependency]
     ) -> asyncio.Future[None]:
+        # Encoded before this returns: the next transaction changes the state while the commit goes on.
         content = self._documents(checkpoint)
         self._recorder.gate(after)
         return self._commits.start(lambda: self._commit(content))
@@ -138,6 +140,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
 
     @override
     async def roll_back(self) -> None:
+        # Decoded again, rather than kept as objects: the application may have changed any part of them.
         self.state = self._decoder.decode(self._committed)
 
     def _documents(self, checkpoint: Checkpoint) -> bytes:
@@ -152,6 +155,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
         return b"".join((offsets, escape_html(state), b"\n", _go_json(checkpoint.json())))
 
     async def _commit(self, content: bytes) -> None:
+        # By another name first: a player that stops within the writes has the former file, and ignores this one.
         recorder = self._recorder
         fnode, view = recorder.create(self._next_path), memoryview(content)
         for begin in range(0, len(content), _PIECE_BYTES):

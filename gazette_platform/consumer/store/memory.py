@@ -48,6 +48,7 @@ class Memories:
         kept = self._kept.get(shard)
         if kept is None:
             kept = self._kept[shard] = _Memory(state, Checkpoint())
+        # As in a database: each restore raises the number, and a commit that began under a lower one fails.
         kept.fence += 1
         return kept
 
@@ -99,6 +100,7 @@ class MemoryStore(ShardStore, Generic[_T]):
     def start_commit(
         self, checkpoint: Checkpoint, after: Collection[Dependency]
     ) -> asyncio.Future[None]:
+        # Copied at once: the next transaction changes the state while this commit waits.
         memory, fence, state = self._memory, self._fence, copy.deepcopy(self.state)
         if memory is None:
             raise ValidationError(f"{self._shard}: nothing is committed before it was restored")
