@@ -8,8 +8,7 @@ Cost: one lease and one watch of etcd, however many shards it runs.
 
 from __future__ import annotations
 
-from gazette_platform.consumer.process.config import ConsumerConfig
 from gazette_platform.consumer.process.replicas import ShardReplicas
-from gazette_platform.consumer.process.serve import ConsumerProcess, run
+from gazette_platform.consumer.process.serve import ConsumerConfig, ConsumerProcess, run
 
 __all__ = ["ConsumerConfig", "ConsumerProcess", "ShardReplicas", "run"]

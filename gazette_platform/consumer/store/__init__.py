@@ -15,8 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.consumer.store.base import ShardStore
-from gazette_platform.consumer.store.json_file import JSONFileStore
-from gazette_platform.consumer.store.memory import Memories, MemoryStore
+from gazette_platform.consumer.store.objects import JSONFileStore, Memories, MemoryStore
 from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
