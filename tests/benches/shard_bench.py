@@ -57,7 +57,7 @@ async def make_journals(client):
 
 
 def spec_of(*sources, log=True, hint_prefix="/hints", **fields):
-    """A shard that reads IN, unless told otherwise."""
+    """A shard that reads IN, unless a test asks for another."""
     return ShardSpec(
         SHARD,
         tuple(ShardSource(name) for name in sources or (IN,)),

@@ -78,7 +78,7 @@ class Replica:
             await self._changed.wait()
 
     def now(self, *, read_through=(), publish_at=(), **changes):
-        """Change what is told of it."""
+        """Change what its assignment says."""
         vars(self).update(changes)
         self.progress.read_through.update(read_through)
         self.progress.publish_at.update(publish_at)

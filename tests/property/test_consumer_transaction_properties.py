@@ -142,7 +142,7 @@ class Shard(RuleBasedStateMachine):
         self.consumed.append([])
 
     def _check_wait(self):
-        """Somebody will wake it."""
+        """Some event will wake it."""
         assert (
             self.committing
             or self.acks

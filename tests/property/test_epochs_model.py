@@ -37,7 +37,7 @@ PAST_MAX, PAST_FEW = epochs._PAST_MAX, epochs._PAST_FEW
 
 @dataclass(eq=False, repr=False)
 class Tenure:
-    """What a broker's disk has of the journal: spans of content, the last of which is open."""
+    """What a broker's disk has of the journal: spans of content; the last one is open."""
 
     holder: Holder
     broker: int

@@ -415,7 +415,7 @@ class _Run:
         for log in sorted(self._folder.glob("*/*.log")):
             found = unforeseen(log.read_text(errors="replace"))
             reasons += [
-                f"{log.parent.name} logged what nobody foresaw: {text}"
+                f"{log.parent.name} logged an unforeseen error: {text}"
                 for text in found[:_ERRORS_SHOWN]
             ]
         return reasons

@@ -40,7 +40,7 @@ class Sums:
         told = {
             "wrong": self.wrong,
             "missing": self.missing,
-            "there more than once": self.twice,
+            "duplicated": self.twice,
             "of streams that were not published": self.unknown,
         }
         found = []

@@ -98,7 +98,7 @@ def test_read_of_what_was_not_under_way_when_brokers_were_killed_is_not_allowed(
 @pytest.mark.parametrize(("head", "count"), [(150, 0), (151, 1)])
 def test_head_that_was_never_reached_goes_too_far_by_what_was_under_way(head, count):
     lost = append(9, outcome="unknown", content=b"x" * 50)
-    text = "r was told of a write head, beyond 100"
+    text = "r got a write head, beyond 100"
     beyond = Anomaly("precommitted-read", "a", text, (poll(10, write_head=head),))
     assert left(beyond, KILLED, appends=[lost]) == count
     assert left(beyond, KILLED) == 1
@@ -109,7 +109,7 @@ def test_head_that_was_never_reached_goes_too_far_by_what_was_under_way(head, co
 def test_head_of_the_future_goes_too_far_by_what_was_under_way(head, count):
     lost = append(9, outcome="unknown", content=b"x" * 50)
     later = append(20, begin=100, end=101)
-    text = "r was told of a write head before w, which lies below it, was invoked"
+    text = "r got a write head before w, which lies below it, was invoked"
     early = Anomaly("G1c-realtime", "a", text, (poll(10, write_head=head), later))
     assert left(early, KILLED, appends=[lost]) == count
     assert left(early, KILLED) == 1
@@ -122,9 +122,7 @@ def test_head_goes_back_by_what_was_under_way(head, count):
     lost = append(9, outcome="unknown", content=b"x" * 50)
     slow = append(9.9, content=b"yy", completed_at=30)
     told = poll(10, write_head=head)
-    back = Anomaly(
-        "nonmonotonic-head", "a", "told of a write head", (told, poll(11, write_head=100))
-    )
+    back = Anomaly("nonmonotonic-head", "a", "got a write head", (told, poll(11, write_head=100)))
     assert left(back, KILLED, appends=[lost, slow]) == count
     assert left(back, KILLED, appends=[slow]) == 1
     early = replace(back, operations=(poll(5, write_head=head), poll(11, write_head=100)))
@@ -135,7 +133,7 @@ def test_head_goes_back_by_what_was_under_way(head, count):
 def test_head_goes_back_by_what_was_under_way_as_all_ended_and_is_stored_later(head, count):
     lost = append(9, outcome="unknown", content=b"x" * 50)
     polls = poll(25, write_head=head), poll(26, write_head=100)
-    back = Anomaly("nonmonotonic-head", "a", "told of a write head", polls)
+    back = Anomaly("nonmonotonic-head", "a", "got a write head", polls)
     assert left(back, (8, 12, "etcd-away"), appends=[lost]) == count
     assert left(back, (8, 12, "kill"), appends=[lost]) == 1
     assert left(back, (8, 12, "etcd-away")) == 1
