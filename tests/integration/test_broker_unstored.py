@@ -406,7 +406,7 @@ async def test_lone_broker_reports_no_end_before_etcd_says_who_holds_the_journal
 
 
 async def test_a_journal_comes_in_step_though_the_stores_of_others_are_broken(cluster, monkeypatch):
-    """Their pulses wait until they are listed, and hold up nobody's meanwhile."""
+    """Their pulses wait until they are listed, and hold up no other meanwhile."""
     monkeypatch.setattr(broker_context, "_PULSES_MAX", 1)
     brokers = [await cluster.start(zone=zone, append_wait_s=5.0) for zone in ZONES[:2]]
     (cluster.fragments / "broken").write_text("in the way of a folder")

@@ -220,9 +220,7 @@ async def test_a_holder_lets_go_of_a_suspended_journal(bench, suspend, lets_go):
 
 # ------------------------------------------------------------------------ after a power failure
 @pytest.mark.parametrize("is_wanted", [False, True])
-async def test_leftovers_of_a_power_failure_are_stored_and_end_the_journal(
-    bench, is_wanted
-):
+async def test_leftovers_of_a_power_failure_are_stored_and_end_the_journal(bench, is_wanted):
     """More was acknowledged, perhaps: only an operator may say that this was all."""
     found = bench.find(b"content", boot=LATER_BOOT, synced_to=4)
     record = await bench.say(found, is_wanted=is_wanted)

@@ -28,7 +28,7 @@ GET = {"do": "http", "raw": b"GET / HTTP/1.1\r\n\r\n"}
         (READ, "rpc", "UNAUTHENTICATED", "not secret/pay-kobold", "the name of a hidden journal"),
         ({"do": "parse", "target": "tree"}, "parse", "broken", "ValueError: x", "is broken"),
         ({"do": "parse", "target": "tree"}, "parse", "slow", "9 s of CPU", "is slow"),
-        ({"do": "twin", "step": READ}, "twin", "differs", "OK and not", "can be told from"),
+        ({"do": "twin", "step": READ}, "twin", "differs", "OK and not", "differs from one that"),
     ],
 )
 def test_bad_answers_are_found(step, kind, code, text, said):

@@ -103,7 +103,7 @@ async def test_a_pause_that_takes_no_lease_is_reported():
     nemesis = a_nemesis(process, ManualClock())
     await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.02)])
     assert nemesis._unharmed() == (
-        "consumer-1 runs on after pause-consumer 1 for 0.0 s, by which its lease has ended: was that done "
+        "consumer-1 runs on after pause-consumer 1 for 0.0 s, when its lease has ended: was that done "
         "to it?"
     )
     process.pid = 4712  # it has ended, and was started again
