@@ -96,7 +96,7 @@ async def serve(wire: str) -> None:
 
 
 if __name__ == "__main__":
-    # As a broker does: by default glibc gives the memory of each large message back, and takes it anew.
+    # As a broker does: by default glibc gives the memory of each large message back, and allocates it again.
     tune_malloc()
     settle_memory()
     uvloop.run(serve(sys.argv[1]))

@@ -161,7 +161,7 @@ class OurServer(Served):
         await self.stack.enter_async_context(self.bench)
 
     async def hand_over(self, other):
-        # It closes its port, and no client knows: none may find that nobody listens there.
+        # It closes its port, and no client knows: none may find the port closed.
         await self.bench.server._end_accepting()
         await other.start()
         stopping = self.bench.server.stop(grace_s=patient(60.0))
