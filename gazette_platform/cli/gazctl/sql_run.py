@@ -354,7 +354,7 @@ def _tell_typed(sql: LocalSql, *, explain: bool) -> None:
     """The same of typed tables."""
     for name, seam in sql.seams().items():
         for hole in seam.holes:
-            from gazette_platform.cli.gazctl.lake.holes import hole_text  # noqa: PLC0415  slow to import
+            from gazette_platform.cli.gazctl.lake.context import hole_text  # noqa: PLC0415  slow to import
 
             note(f"{name}: {hole_text(name, hole)}")
         if seam.quarantined:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from gazette_platform.cli.gazette.root import remember
+from gazette_platform.cli.gazette.platform import remember
 from gazette_platform.client import AsyncClient, ClientConfig, lines
 from gazette_platform.errors import LakeError, SetupError
 from gazette_platform.lake.engines.spark import running_session

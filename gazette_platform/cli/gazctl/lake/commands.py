@@ -276,7 +276,7 @@ def ddl(
 
     gazctl lake ddl shop.orders --dialect bigquery --location gs://bucket/orders
     """
-    body("ddl").ddl(ctx, table, dialect.value, location, tables)
+    body("create").ddl(ctx, table, dialect.value, location, tables)
 
 
 def check(
@@ -368,7 +368,7 @@ def doctor(
 
     GAZETTE_TRINO_URI=http://trino.example.com:8080 gazctl lake doctor --spark
     """
-    body("doctor").doctor(ctx, tables, output_format, spark=spark)
+    body("check").doctor(ctx, tables, output_format, spark=spark)
 
 
 def quarantine(
@@ -560,12 +560,12 @@ def repair(
     if pruned and same:
         raise ValidationError("goes without --pruned; give one of them", path="--same")
     if same:
-        body("repair").adopt(ctx, names or [], tables, dry_run=dry_run)
+        body("quarantine").adopt(ctx, names or [], tables, dry_run=dry_run)
         return
     if pruned:
-        body("repair").forget_pruned(ctx, names or [], tables, dry_run=dry_run)
+        body("quarantine").forget_pruned(ctx, names or [], tables, dry_run=dry_run)
         return
-    body("repair").repair(ctx, names or [], tables, dry_run=dry_run)
+    body("quarantine").repair(ctx, names or [], tables, dry_run=dry_run)
 
 
 def create(

@@ -23,6 +23,7 @@ from gazette_platform.cli.gazctl.lake.context import (
     TypedTable,
     apart,
     brokers,
+    hole_text,
     print_values,
     settings_of,
     specs_named,
@@ -30,7 +31,6 @@ from gazette_platform.cli.gazctl.lake.context import (
     typed_named,
     unless_fenced,
 )
-from gazette_platform.cli.gazctl.lake.holes import hole_text
 from gazette_platform.cli.gazctl.lake.typed_commands import Engine
 from gazette_platform.cli.output import note, print_json, print_text, printable
 from gazette_platform.client import Client
