@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gazette_platform.cli import program
+from gazette_platform.cli import commands
 
 
 class Colour(enum.StrEnum):
@@ -68,7 +68,7 @@ def test_they_are_what_typer_makes_of_them(args, monkeypatch):
     made = parameter.get_runtime_param
     monkeypatch.setattr(parameter, "get_runtime_param", getattr(made, "of_typer", made))
     expected = CliRunner().invoke(app, args)
-    program.install()
+    commands.install()
     assert parameter.get_runtime_param.of_typer is getattr(made, "of_typer", made)
     found = CliRunner().invoke(app, args)
     assert found.exit_code == expected.exit_code
@@ -78,4 +78,4 @@ def test_they_are_what_typer_makes_of_them(args, monkeypatch):
 
 def test_a_typer_of_another_kind_is_left_as_it_is(monkeypatch):
     monkeypatch.delattr(typer.core, "_TyperParameter")
-    program.install()
+    commands.install()

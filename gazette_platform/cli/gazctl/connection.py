@@ -13,12 +13,13 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
+from gazette_platform.cli.commands import lazy_group
 from gazette_platform.cli.gazctl.arguments import (
     Selection,
     parse_selector,
     seconds_of,
 )
-from gazette_platform.cli.program import lazy_group, set_up_logging
+from gazette_platform.cli.program import set_up_logging
 from gazette_platform.client import AsyncClient, ClientConfig, JournalListing, ListSnapshot
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops import platforms

@@ -1,67 +1,28 @@
 """`gazctl sql`: its options; the work is in `sql_run`, which imports what is slow."""
 
-import enum
 import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from gazette_platform.cli.commands import documented
 from gazette_platform.cli.gazctl import connection
 
-
-class SqlFormat(enum.StrEnum):
-    """Formats of rows."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-    PARQUET = "parquet"
+SqlFormat = Literal["table", "json", "csv", "parquet"]
+"""Formats of rows."""
 
 
 def _sql(
     ctx: typer.Context,
-    query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="SQL of DuckDB; - reads it from stdin.")
-    ],
+    query: str,
     *,
-    output_format: Annotated[
-        SqlFormat,
-        typer.Option("-o", "--format", help="json: one object a line. parquet: needs --to."),
-    ] = SqlFormat.TABLE,
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", metavar="FILE", show_default=False, help="Where to, else stdout."),
-    ] = None,
-    tables: Annotated[
-        Path | None,
-        typer.Option(
-            "--tables",
-            envvar="GAZETTE_TABLES",
-            metavar="DIR",
-            show_default=False,
-            help="Folder of table specs. Default: that of the running platform.",
-        ),
-    ] = None,
-    rows: Annotated[
-        int, typer.Option("--rows", min=1, help="Rows that a table shows at most.")
-    ] = 1000,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            help="Report on stderr up to which offsets journals were read, and what had to be fetched.",
-        ),
-    ] = False,
-    save: Annotated[
-        str,
-        typer.Option(
-            "--save",
-            metavar="SCHEMA.TABLE",
-            show_default=False,
-            help="Apply the table spec that was inferred for the query's journal(…), under this name.",
-        ),
-    ] = "",
+    output_format: SqlFormat = "table",
+    to: Path | None = None,
+    tables: Annotated[Path | None, typer.Option(envvar="GAZETTE_TABLES")] = None,
+    rows: Annotated[int, typer.Option(min=1)] = 1000,
+    explain: bool = False,
+    save: str = "",
 ) -> None:
     """Query journals as tables, in this process: persisted fragments and the live tail up to now.
 
@@ -91,6 +52,15 @@ def _sql(
     gazctl sql "SELECT * FROM shop.orders" -o parquet --to orders.parquet --explain
 
     gazctl sql "SELECT status, count(*) FROM typed.orders GROUP BY status" --explain
+
+    Options:
+        QUERY: SQL of DuckDB; - reads it from stdin.
+        -o, --format: json: one object a line. parquet: needs --to.
+        --to FILE: Where to, else stdout.
+        --tables DIR: Folder of table specs. Default: that of the running platform.
+        --rows: Rows that a table shows at most.
+        --explain: Report on stderr up to which offsets journals were read, and what had to be fetched.
+        --save SCHEMA.TABLE: Apply the table spec that was inferred for the query's journal(…), under this name.
     """
     from gazette_platform.cli.gazctl.sql_run import run  # noqa: PLC0415  slow to import
 
@@ -115,6 +85,7 @@ def _with_options_of_connection() -> None:
     sql.__doc__ = _sql.__doc__
 
 
+documented(_sql)
 _with_options_of_connection()
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 app.command("sql", epilog=connection.EPILOG)(sql)

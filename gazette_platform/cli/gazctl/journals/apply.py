@@ -211,12 +211,7 @@ def apply(
     files: SpecFiles = None,
     *,
     specs: SpecsOption = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Check the specs, print the request they stand for, change nothing."
-        ),
-    ] = False,
+    dry_run: bool = False,
     max_txn_size: BatchSize = 0,
     force: Force = False,
 ) -> None:
@@ -240,6 +235,9 @@ def apply(
     gazctl journals apply events.yaml --force
 
     gazctl journals list -o yaml | sed 's/replication: 1/replication: 2/' | gazctl journals apply
+
+    Options:
+        --dry-run: Check the specs, print the request they stand for, change nothing.
     """
     parsed = {name: _parse(document, name) for name, document in read_specs(files, specs)}
     require_distinct({name: (one.name for one in changes) for name, changes in parsed.items()})

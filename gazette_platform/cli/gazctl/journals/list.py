@@ -1,10 +1,9 @@
 """`gazctl journals list` and `fragments`: which journals exist, and which fragments hold their content."""
 
-import enum
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, nullcontext, suppress
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,14 +33,8 @@ from gazette_platform.protocol import (
     message_text,
 )
 
-
-class ListFormat(enum.StrEnum):
-    """Formats of a listing."""
-
-    TABLE = "table"
-    YAML = "yaml"
-    JSON = "json"
-    PROTO = "proto"
+ListFormat = Literal["table", "yaml", "json", "proto"]
+"""Formats of a listing."""
 
 
 def list_journals(
@@ -49,24 +42,13 @@ def list_journals(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    output_format: Annotated[
-        ListFormat, typer.Option("-o", "--format", help="Output format.")
-    ] = ListFormat.TABLE,
-    label_columns: Annotated[
-        list[str] | None,
-        typer.Option("-L", "--label-columns", help="Label to show as a column; may be repeated."),
-    ] = None,
-    primary: Annotated[
-        bool, typer.Option("-p", "--primary", help="Show the primary broker.")
-    ] = False,
-    replicas: Annotated[
-        bool, typer.Option("-r", "--replicas", help="Show the other brokers.")
-    ] = False,
-    rf: Annotated[bool, typer.Option("--rf", help="Show the replication factor.")] = False,
-    stores: Annotated[bool, typer.Option("--stores", help="Show the fragment stores.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="List again after each change, until interrupted.")
-    ] = False,
+    output_format: ListFormat = "table",
+    label_columns: list[str] | None = None,
+    primary: bool = False,
+    replicas: bool = False,
+    rf: bool = False,
+    stores: bool = False,
+    watch: bool = False,
 ) -> None:
     """List journals and their specs.
 
@@ -77,6 +59,15 @@ def list_journals(
     gazctl journals list a/journal -o yaml > journal.yaml
 
     gazctl journals list flights/ --watch
+
+    Options:
+        -o, --format: Output format.
+        -L, --label-columns: Label to show as a column; may be repeated.
+        -p, --primary: Show the primary broker.
+        -r, --replicas: Show the other brokers.
+        --rf: Show the replication factor.
+        --stores: Show the fragment stores.
+        --watch: List again after each change, until interrupted.
     """
     selection = Selection.of(names, selector, is_needed=False)
     columns: list[Column] = [("Name", lambda journal: journal.name)]
@@ -87,7 +78,7 @@ def list_journals(
     columns += [_label_column(name) for name in label_columns or ()]
 
     def show(snapshot: ListSnapshot) -> None:
-        if output_format is ListFormat.TABLE:
+        if output_format == "table":
             rows = [[cell(journal) for _, cell in columns] for journal in snapshot]
             print_table([title for title, _ in columns], rows)
             if not rows:
@@ -154,9 +145,9 @@ def spec_tree(journals: Iterable[JournalListing]) -> str:
 
 
 def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
-    if output_format is ListFormat.YAML:
+    if output_format == "yaml":
         print_text(spec_tree(snapshot), end="")
-    elif output_format is ListFormat.JSON:
+    elif output_format == "json":
         print_json(message_jsonpb(list_response(snapshot)))
     else:
         print_text(message_text(list_response(snapshot)), end="")
@@ -165,12 +156,8 @@ def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
 _SUM_BYTES_SHOWN = 6
 
 
-class FragmentsFormat(enum.StrEnum):
-    """Formats of a listing of fragments."""
-
-    TABLE = "table"
-    JSON = "json"
-    PROTO = "proto"
+FragmentsFormat = Literal["table", "json", "proto"]
+"""Formats of a listing of fragments."""
 
 
 def fragments(
@@ -178,33 +165,10 @@ def fragments(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    output_format: Annotated[
-        FragmentsFormat, typer.Option("-o", "--format", help="Output format.")
-    ] = FragmentsFormat.TABLE,
-    begin_mod_time: Annotated[
-        int,
-        typer.Option(
-            "--from",
-            parser=instant_option,
-            metavar="TIME",
-            help="Persisted since: Unix seconds, @-1h for an hour ago, or an ISO 8601 time.",
-        ),
-    ] = 0,
-    end_mod_time: Annotated[
-        int,
-        typer.Option(
-            "--to",
-            parser=instant_option,
-            metavar="TIME",
-            help="Persisted until: Unix seconds, @-1h for an hour ago, or an ISO 8601 time. 0: no bound.",
-        ),
-    ] = 0,
-    url_ttl: Annotated[
-        str,
-        typer.Option(
-            "--url-ttl", metavar="DURATION", help="Show signed URLs, good for so long, as 5m."
-        ),
-    ] = "0s",
+    output_format: FragmentsFormat = "table",
+    begin_mod_time: Annotated[int, typer.Option(parser=instant_option)] = 0,
+    end_mod_time: Annotated[int, typer.Option(parser=instant_option)] = 0,
+    url_ttl: str = "0s",
 ) -> None:
     """List the fragments of journals: those in their stores, and those still in brokers.
 
@@ -213,6 +177,12 @@ def fragments(
     gazctl journals fragments a/journal --from @-1h
 
     gazctl journals fragments -l name:prefix=a/ -o json --url-ttl 10m
+
+    Options:
+        -o, --format: Output format.
+        --from TIME: Persisted since: Unix seconds, @-1h for an hour ago, or an ISO 8601 time.
+        --to TIME: Persisted until: Unix seconds, @-1h for an hour ago, or an ISO 8601 time. 0: no bound.
+        --url-ttl DURATION: Show signed URLs, good for so long, as 5m.
     """
     selection = Selection.of(names, selector, is_needed=False)
     ttl_s = seconds_of(url_ttl, "--url-ttl")
@@ -225,7 +195,7 @@ def fragments(
 
     async def work(client: AsyncClient) -> None:
         found = _pages(client, selection, begin_mod_time, end_mod_time, ttl_s)
-        if output_format is FragmentsFormat.TABLE:
+        if output_format == "table":
             columns = ["Journal", "Offset", "Length", "Persisted", "SHA1", "Compression"]
             if ttl_s:
                 columns.append("URL")
@@ -235,7 +205,7 @@ def fragments(
             print_table(columns, rows)
             return
         async for is_first, page in found:
-            if output_format is FragmentsFormat.JSON:
+            if output_format == "json":
                 for each in page.fragments:
                     print_json(fragment_json(each.fragment, each.signed_url))
             else:

@@ -463,41 +463,11 @@ def prune(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")
-    ] = False,
-    before_offset: Annotated[
-        int | None,
-        typer.Option(
-            "--before-offset",
-            min=1,
-            max=_OFFSET_MAX,
-            metavar="OFFSET",
-            help="Remove what ends at or before it, of whatever age. Of one journal.",
-        ),
-    ] = None,
-    from_offset: Annotated[
-        int,
-        typer.Option(
-            "--from-offset",
-            min=0,
-            max=_OFFSET_MAX,
-            metavar="OFFSET",
-            help="With --before-offset: only what begins at or after it, to trim the middle.",
-        ),
-    ] = 0,
-    ignore_savepoints: Annotated[
-        bool,
-        typer.Option("--ignore-savepoints", help="Remove also what savepoints name."),
-    ] = False,
-    file_root: Annotated[
-        Path | None,
-        typer.Option(
-            "--file-root",
-            envvar="BROKER_FILE_ROOT",
-            help="Directory that file:// stores are rooted at, as of the brokers; a dry run needs none.",
-        ),
-    ] = None,
+    dry_run: bool = False,
+    before_offset: Annotated[int | None, typer.Option(min=1, max=_OFFSET_MAX)] = None,
+    from_offset: Annotated[int, typer.Option(min=0, max=_OFFSET_MAX)] = 0,
+    ignore_savepoints: bool = False,
+    file_root: Annotated[Path | None, typer.Option(envvar="BROKER_FILE_ROOT")] = None,
 ) -> None:
     """Remove persisted fragments that are older than the retention of their journal.
 
@@ -520,6 +490,13 @@ def prune(
     gazctl journals prune a/journal --before-offset 1000000
 
     gazctl journals prune a/journal --from-offset 5000 --before-offset 9000
+
+    Options:
+        --dry-run: Say what would be removed, and remove nothing.
+        --before-offset OFFSET: Remove what ends at or before it, of whatever age. Of one journal.
+        --from-offset OFFSET: With --before-offset: only what begins at or after it, to trim the middle.
+        --ignore-savepoints: Remove also what savepoints name.
+        --file-root: Directory that file:// stores are rooted at, as of the brokers; a dry run needs none.
     """
     selection = Selection.of(names, selector)
     rule = _rule(from_offset, before_offset)

@@ -1,7 +1,5 @@
 """`gazctl journals reset-head`, `flush`, `suspend`, `store-health` and `delete`."""
 
-from typing import Annotated
-
 import typer
 
 from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames, seconds_of
@@ -18,13 +16,8 @@ def reset_head(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done and lost, and do nothing.")
-    ] = False,
-    yes: Annotated[
-        bool,
-        typer.Option("-y", "--yes", help="Give up what is said to be lost, without a question."),
-    ] = False,
+    dry_run: bool = False,
+    yes: bool = False,
 ) -> None:
     """Let appends continue after everything that the fragment stores hold.
 
@@ -42,6 +35,10 @@ def reset_head(
     **Example**
 
     gazctl journals reset-head a/journal --dry-run
+
+    Options:
+        --dry-run: Say what would be done and lost, and do nothing.
+        -y, --yes: Give up what is said to be lost, without a question.
     """
     selection = Selection.of(names, selector)
 
@@ -96,9 +93,7 @@ def flush(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as in 1m30s.")
-    ] = "1m",
+    timeout: str = "1m",
 ) -> None:
     """Close open fragments now, and wait until all content is in the fragment stores.
 
@@ -107,6 +102,9 @@ def flush(
     **Example**
 
     gazctl journals flush flights/
+
+    Options:
+        --timeout DURATION: How long to wait, as in 1m30s.
     """
     selection = Selection.of(names, selector)
     timeout_s = seconds_of(timeout, "--timeout")
@@ -124,9 +122,7 @@ def suspend(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    force: Annotated[
-        bool, typer.Option("-f", "--force", help="Also journals that are not flushed: flush now.")
-    ] = False,
+    force: bool = False,
 ) -> None:
     """Suspend journals, which then need fewer brokers, until they are appended to again.
 
@@ -136,6 +132,9 @@ def suspend(
     **Example**
 
     gazctl journals suspend archive/
+
+    Options:
+        -f, --force: Also journals that are not flushed: flush now.
     """
     selection = Selection.of(names, selector)
 
@@ -155,25 +154,17 @@ def suspend(
 
 
 def store_health(
-    ctx: typer.Context,
-    store_url: Annotated[
-        str, typer.Argument(metavar="STORE_URL", help="Store, as in file:/// or file:///a/folder/.")
-    ],
-    *,
-    check_delete_prefix: Annotated[
-        str | None,
-        typer.Option(
-            "--check-delete-prefix",
-            metavar="PREFIX",
-            help="Also write and delete a probe under this prefix of the store.",
-        ),
-    ] = None,
+    ctx: typer.Context, store_url: str, *, check_delete_prefix: str | None = None
 ) -> None:
     """Ask a broker whether it can use a fragment store.
 
     **Example**
 
     gazctl journals store-health file:///
+
+    Options:
+        STORE_URL: Store, as in file:/// or file:///a/folder/.
+        --check-delete-prefix PREFIX: Also write and delete a probe under this prefix of the store.
     """
 
     async def work(client: AsyncClient) -> None:
@@ -190,15 +181,8 @@ def delete(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Delete without a question.")] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "-f",
-            "--force",
-            help="Delete also what cannot be stored first: content that only brokers hold is then lost.",
-        ),
-    ] = False,
+    yes: bool = False,
+    force: bool = False,
 ) -> None:
     """Delete journals, and say what of them stays in their stores.
 
@@ -213,6 +197,10 @@ def delete(
     gazctl journals delete events/clicks
 
     gazctl journals delete -l name:prefix=test/ --yes
+
+    Options:
+        -y, --yes: Delete without a question.
+        -f, --force: Delete also what cannot be stored first: content that only brokers hold is then lost.
     """
     selection = Selection.of(names, selector)
 

@@ -179,7 +179,7 @@ def check(
                 told += _queries(client, session, settings, folder, asked)
         told += typed_checked(settings, client, typed, reads_content=not quick)
     red = sum(each.is_error for each in told)
-    if output_format is OutputFormat.TABLE:
+    if output_format == "table":
         for each in told:
             colour = "red" if each.is_error else "yellow"
             print_text(printable(f"{each.table}: {colour}: {each.kind}: {each.text}"))
@@ -299,12 +299,12 @@ def doctor(
     values = []
     for each in _diagnoses(ctx, tables, spark=spark):
         wrong = wrong or each.state == "error"
-        if output_format is OutputFormat.TABLE:
+        if output_format == "table":
             print_text(printable(f"{each.state:<8}{each.subject}: {one_line(each.text)}"))
             if each.advice:
                 print_text(f"{'':<8}-> {each.advice}")
         values.append(asdict(each))
-    if output_format is not OutputFormat.TABLE:
+    if output_format != "table":
         print_values(values, output_format)
     if wrong:
         raise typer.Exit(EXIT_FAILED)

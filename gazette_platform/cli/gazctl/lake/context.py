@@ -224,7 +224,7 @@ def refused_rollups(settings: LakeSettings, tables: Path, names: list[str]) -> d
 
 def print_values(values: list[dict[str, Any]], output_format: OutputFormat) -> None:
     """Print plain values for programs."""
-    if output_format is OutputFormat.JSON:
+    if output_format == "json":
         print_json(values, indent=True)
     else:
         print_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")

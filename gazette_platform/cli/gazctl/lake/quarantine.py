@@ -68,7 +68,7 @@ def list_records(
     rows = quarantined_rows(
         handle, journal=journal, begin=begin, reason=reason, limit=limit + 1
     ).to_pylist()
-    if output_format is OutputFormat.TABLE:
+    if output_format == "table":
         print_table(
             ["Journal", "Begin", "End", "Reason", "Record"], [_cells(row) for row in rows[:limit]]
         )
@@ -131,7 +131,7 @@ def list_aside(
     with brokers(ctx, settings) as client:
         work = Quarantine(BrokerSource(client), StoreRoots(settings.store_roots), SystemClock())
         found = [each for spec in specs.values() for each in work.files_aside(spec)]
-    if output_format is not OutputFormat.TABLE:
+    if output_format != "table":
         print_values([_plain(_values(each, "aside")) for each in found], output_format)
         return
     print_table(
@@ -314,7 +314,7 @@ def _stays(spec: TableSpec, fragment: Fragment, err: GazetteError) -> dict[str, 
 
 
 def _tell(told: list[dict[str, Any]], output_format: OutputFormat) -> None:
-    if output_format is OutputFormat.TABLE:
+    if output_format == "table":
         for each in told:
             print_text(printable(_line(each)))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -54,19 +54,9 @@ def apply(
     files: SpecFiles = None,
     *,
     specs: SpecsOption = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Check the specs, print the request they stand for, change nothing."
-        ),
-    ] = False,
+    dry_run: bool = False,
     max_txn_size: BatchSize = 0,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "-f", "--force", help="Change shards whose specs differ and give no revision."
-        ),
-    ] = False,
+    force: bool = False,
 ) -> None:
     """Make shards as YAML specs say.
 
@@ -84,6 +74,10 @@ def apply(
     gazctl shards apply shards.yaml
 
     gazctl shards list -o yaml | sed 's/hot_standbys: 1/hot_standbys: 2/' | gazctl shards apply
+
+    Options:
+        --dry-run: Check the specs, print the request they stand for, change nothing.
+        -f, --force: Change shards whose specs differ and give no revision.
     """
     parsed = {name: _parse(document, name) for name, document in read_specs(files, specs)}
     require_distinct({name: map(_id, changes) for name, changes in parsed.items()})

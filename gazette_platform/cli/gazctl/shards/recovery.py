@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import typer
 
@@ -211,9 +211,7 @@ def prune(
     ids: Ids = None,
     *,
     selector: ShardSelector = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")
-    ] = False,
+    dry_run: bool = False,
     file_root: FileRoot = None,
 ) -> None:
     """Remove fragments of recovery logs that no hints of any selected shard need.
@@ -229,6 +227,9 @@ def prune(
     **Example**
 
     gazctl shards prune -l team=search --dry-run
+
+    Options:
+        --dry-run: Say what would be removed, and remove nothing.
     """
     selection = ShardSelection.of(ids, selector)
     verb = "would remove" if dry_run else "removed"
@@ -271,21 +272,7 @@ def _summarize(result: LogPruning, *, dry_run: bool) -> None:
 
 
 def recover(
-    ctx: typer.Context,
-    shard: Annotated[
-        str | None, typer.Argument(metavar="ID", show_default=False, help="The shard.")
-    ] = None,
-    *,
-    shard_id: Annotated[
-        str | None,
-        typer.Option(
-            "--id", metavar="ID", show_default=False, help="The shard, as Gazette's tools take it."
-        ),
-    ] = None,
-    directory: Annotated[
-        Path,
-        typer.Option("-d", "--dir", help="For its files: a directory that is empty, or not there."),
-    ],
+    ctx: typer.Context, shard: str | None = None, *, shard_id: str | None = None, directory: Path
 ) -> None:
     """Play the recovery log of a shard to its end, into a directory.
 
@@ -294,6 +281,11 @@ def recover(
     **Example**
 
     gazctl shards recover shard-000 --dir shard-000.files
+
+    Options:
+        ID: The shard.
+        --id ID: The shard, as Gazette's tools take it.
+        -d, --dir: For its files: a directory that is empty, or not there.
     """
     if (shard is None) == (shard_id is None):
         raise typer.BadParameter("give the ID of one shard, as an argument or by --id")
@@ -325,12 +317,8 @@ def unassign(
     ids: Ids = None,
     *,
     selector: ShardSelector = None,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Only replicas that have failed.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be unassigned, and change nothing.")
-    ] = False,
+    failed: bool = False,
+    dry_run: bool = False,
 ) -> None:
     """Take shards from their primaries, and from replicas that have failed, to assign them again.
 
@@ -341,6 +329,10 @@ def unassign(
     gazctl shards unassign -l team=search --failed
 
     gazctl shards unassign shard-000
+
+    Options:
+        --failed: Only replicas that have failed.
+        --dry-run: Say what would be unassigned, and change nothing.
     """
     selection = ShardSelection.of(ids, selector)
 
