@@ -15,7 +15,7 @@ import enum
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -56,9 +56,15 @@ def documented(command: C) -> C:
     ]
     if left := next(entries, ""):
         raise ValueError(f"{command.__qualname__}: no parameter for {left!r}")
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
     command.__doc__ = text
+    return with_parameters(command, parameters)
+
+
+def with_parameters(command: C, parameters: Iterable[inspect.Parameter]) -> C:
+    """Show Typer a function with these parameters."""
+    given = list(parameters)
+    command.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in given}
     return command
 
 

@@ -35,7 +35,9 @@ from gazette_platform.serving.process.names import random_id
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_BROKER = ServerOptions(BrokerConfig, "broker")
+_BROKER = ServerOptions(
+    BrokerConfig, "broker", "other brokers", "serves the gRPC port and calls peers"
+)
 
 SERVE_OPTIONS = (
     *_BROKER.address(
@@ -56,7 +58,7 @@ SERVE_OPTIONS = (
         BrokerConfig,
         "1",
     ),
-    *_BROKER.security("other brokers"),
+    *_BROKER.security(),
     _BROKER.own(
         "allow-origin",
         list,
@@ -85,7 +87,7 @@ SERVE_OPTIONS = (
         "When to sync appended bytes to the disk: at each commit, before the broker acknowledges it; every "
         "second; or never. They survive the end of the process in any case.",
     ),
-    _BROKER.wire("serves the gRPC port and calls peers"),
+    *_BROKER.shared("wire"),
     _BROKER.own("limit", int, "Most journals to assign to this broker.", "journal_limit"),
     _BROKER.own(
         "max-append-rate",
@@ -94,27 +96,24 @@ SERVE_OPTIONS = (
     ),
     _BROKER.own("min-append-rate", int, "Bytes per second that an appending client must sustain."),
     _BROKER.own("max-replication", int, "Cap on the replication of journals."),
-    _BROKER.recv_size(),
-    _BROKER.watch_delay(),
+    *_BROKER.shared("max-grpc-recv-size", "watch-delay"),
     _BROKER.own(
         "append-wait",
         float,
         "How long an append waits for its journal to become writable, and a read for the first "
         "listing of its stores; 0s fails at once.",
-        "append_wait_s",
     ),
     _BROKER.own(
         "auto-suspend",
         bool,
         "Suspend journals that had no appends for 15 minutes, once the store holds all of their bytes.",
     ),
-    _BROKER.drain_timeout(),
+    *_BROKER.shared("drain-timeout"),
     _BROKER.own(
         "evict-after",
         float,
         "How long a broker's address must refuse connections from two brokers in different zones, until the "
         "broker counts as crashed and loses its lease; 0s waits for the lease to end.",
-        "evict_after_s",
     ),
     *_BROKER.etcd(),
     _BROKER.of("etcd.prefix", str, "Path under which the cluster keeps keys."),

@@ -16,6 +16,7 @@ from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.output import note
 from gazette_platform.client import AppendWriter, AsyncClient, JournalListing
 from gazette_platform.errors import DataError, JournalNotFound, ValidationError
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from gazette_platform.cli.gazctl.journals.append_input import AppendInput
@@ -211,7 +212,7 @@ async def _append_records(
         # Also after bad input: what came before it was accepted in order, and is reported.
         appended = await _close(writers)
         if router.count or sys.exc_info()[0] is None:
-            count = "1 record" if router.count == 1 else f"{router.count} records"
+            count = counted(router.count, "record")
             used = sum(writer.committed_bytes > 0 for writer in writers)
             where = journals[0] if len(journals) == 1 else f"{used} of {len(journals)} journals"
             note(f"appended {count}, {appended} bytes, to {where}")

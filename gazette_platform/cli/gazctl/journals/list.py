@@ -15,7 +15,14 @@ from gazette_platform.cli.gazctl.arguments import (
     seconds_of,
 )
 from gazette_platform.cli.gazctl.connection import connected, matching
-from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.cli.output import (
+    NONE,
+    note,
+    print_json,
+    print_message,
+    print_table,
+    print_text,
+)
 from gazette_platform.client import (
     AsyncClient,
     FragmentListing,
@@ -29,8 +36,6 @@ from gazette_platform.protocol import (
     SuspendLevel,
     fragment_json,
     fragments_text,
-    message_jsonpb,
-    message_text,
 )
 
 ListFormat = Literal["table", "yaml", "json", "proto"]
@@ -147,10 +152,8 @@ def spec_tree(journals: Iterable[JournalListing]) -> str:
 def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
     if output_format == "yaml":
         print_text(spec_tree(snapshot), end="")
-    elif output_format == "json":
-        print_json(message_jsonpb(list_response(snapshot)))
     else:
-        print_text(message_text(list_response(snapshot)), end="")
+        print_message(list_response(snapshot), output_format)
 
 
 _SUM_BYTES_SHOWN = 6

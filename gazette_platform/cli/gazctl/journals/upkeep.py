@@ -8,6 +8,7 @@ from gazette_platform.cli.gazctl.journals.describe import Standing, asker
 from gazette_platform.cli.output import confirmed, note, print_text
 from gazette_platform.client import AsyncClient, Change, HeadState
 from gazette_platform.errors import GazetteError, SpoolsAwaited, StoreUnavailable, ValidationError
+from gazette_platform.ops.text import counted
 from gazette_platform.protocol import LabelSelector, LabelSet
 
 
@@ -217,7 +218,7 @@ def delete(
             f"{unknown[0].listing.name}: its content cannot be stored first, and nothing was deleted (mend its "
             "store or its brokers, or give up what only brokers hold with --force)"
         )
-    if not yes and not confirmed(f"Delete {_count(len(found))}?"):
+    if not yes and not confirmed(f"Delete {counted(len(found), 'journal')}?"):
         raise ValidationError("nothing was deleted (answer y, or repeat the command with --yes)")
 
     async def work(client: AsyncClient) -> None:
@@ -267,7 +268,3 @@ async def _store(client: AsyncClient, names: list[str], *, is_needed: bool) -> N
                     "store, or give up what only brokers hold with --force)"
                 ) from err
             note(f"{name}: what only brokers hold is given up ({err})")
-
-
-def _count(journals: int) -> str:
-    return "1 journal" if journals == 1 else f"{journals} journals"

@@ -23,7 +23,7 @@ from gazette_platform.cli.gazctl.lake.context import (
     unless_fenced,
 )
 from gazette_platform.cli.gazctl.lake.run import workers_of
-from gazette_platform.cli.output import note, print_text, printable
+from gazette_platform.cli.output import confirmed, note, print_text, printable
 from gazette_platform.errors import TypedFenced, TypedRolledBack, ValidationError
 from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.checks.status import progress_of_table
@@ -230,7 +230,7 @@ def accept(
         note(f"{table.typed.name}: {_text(one)}")
     if not changed:
         note(f"{table.typed.name}: nothing is read again: the tag is moved to what the table has")
-    if not is_confirmed and not _is_accepted():
+    if not is_confirmed and not confirmed("Accept that?"):
         raise TypedRolledBack(
             f"{table.typed.name}: nothing was changed (repeat with --yes to move the tag to snapshot {rollback.to})"
         )
@@ -248,10 +248,3 @@ def _text(one: Reread) -> str:
     if not one.lost_bytes:
         return f"{text}, and nothing of it is lost"
     return f"{text}, and {one.lost_bytes} bytes of it are gone: their rows would be lost"
-
-
-def _is_accepted() -> bool:
-    if not sys.stdin.isatty():
-        return False
-    note("Accept that? [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

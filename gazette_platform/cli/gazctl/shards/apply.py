@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gazette_platform.cli.gazctl.arguments import Ids, ShardSelection, ShardSelector
+from gazette_platform.cli.gazctl.connection import connected_shards, matching_shards
 from gazette_platform.cli.gazctl.plan import Found, Wanted
-from gazette_platform.cli.gazctl.shards.connection import (
-    Ids,
-    ShardSelection,
-    ShardSelector,
-    connected_shards,
-    matching_shards,
-)
 from gazette_platform.cli.gazctl.specs import (
     BatchSize,
     SpecFiles,

@@ -6,13 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from gazette_platform.cli.gazctl.shards.connection import (
-    Ids,
-    ShardSelection,
-    ShardSelector,
-    connected_shards,
-)
-from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.cli.gazctl.arguments import Ids, ShardSelection, ShardSelector
+from gazette_platform.cli.gazctl.connection import connected_shards
+from gazette_platform.cli.output import NONE, note, print_message, print_table, print_text
 from gazette_platform.consumer.client import (
     ShardClient,
     ShardListing,
@@ -22,7 +18,6 @@ from gazette_platform.consumer.client import (
 from gazette_platform.consumer.protocol import ReplicaCode, shards_yaml
 from gazette_platform.errors import StatusError
 from gazette_platform.ops.tasks import side_by_side
-from gazette_platform.protocol import message_jsonpb, message_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +68,7 @@ def list_shards(
 
     async def work(shards: ShardClient, client: AsyncClient) -> None:
         snapshot = await shards.list(selection.selector)
-        if selection.ids:
+        if selection.names:
             selection.check(each.id for each in snapshot)
         if output_format != "table":
             _print_listing(snapshot, output_format)
@@ -177,9 +172,5 @@ def _none_text(selector: str) -> str:
 def _print_listing(snapshot: ShardSnapshot, output_format: ShardsFormat) -> None:
     if output_format == "yaml":
         print_text(shards_yaml((each.spec, each.mod_revision) for each in snapshot), end="")
-        return
-    response = shard_list_response(snapshot)
-    if output_format == "json":
-        print_json(message_jsonpb(response))
     else:
-        print_text(message_text(response), end="")
+        print_message(shard_list_response(snapshot), output_format)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
 import typer
 
-from gazette_platform.cli.gazctl.connection import FileRoot
-from gazette_platform.cli.gazctl.journals.prune import FragmentRemover
-from gazette_platform.cli.gazctl.shards.connection import (
-    Ids,
-    ShardSelection,
-    ShardSelector,
-    connected_shards,
-    matching_shards,
-)
+from gazette_platform.cli.gazctl.arguments import Ids, ShardSelection, ShardSelector
+from gazette_platform.cli.gazctl.connection import FileRoot, connected_shards, matching_shards
+from gazette_platform.cli.gazctl.journals.prune import FragmentRemover, remove_all
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.consumer.recoverylog import (
     Player,
@@ -34,6 +27,7 @@ from gazette_platform.errors import (
     StoreError,
     ValidationError,
 )
+from gazette_platform.fragment.retention import StoredFragment
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import Fragment, SuspendLevel
@@ -44,12 +38,8 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
     from gazette_platform.consumer.client import ShardClient, ShardListing
 
-# As many as Gazette has under way.
-_REMOVALS_MAX: Final = 32
 # Shards whose hints are asked for at the same time.
 _HINTS_AT_A_TIME: Final = 32
-# Of one log: a store that refused so many refuses the rest, too.
-_FAILURES_MAX: Final = 10
 
 
 @dataclass(slots=True)
@@ -172,37 +162,28 @@ class LogPruner:
         return ""
 
     async def _remove_all(self, log: str, fragments: Sequence[Fragment]) -> int:
-        """Remove them, in order but some at a time. Returns: how many resisted."""
-        failures = denied = 0
-        waiting = iter(fragments)
+        """Remove them. Returns: how many resisted."""
+        denied = 0
 
-        async def work() -> None:
-            nonlocal failures, denied
-            for fragment in waiting:
-                try:
-                    await self._remover.remove(fragment)
-                except AccessDenied as err:
-                    denied += 1
-                    if denied == 1:
-                        self._tell(f"{fragment.content_path}: {err}")
-                except GazetteError as err:
-                    failures += 1
+        async def remove(stored: StoredFragment) -> None:
+            nonlocal denied
+            fragment = stored.fragment
+            try:
+                await self._remover.remove(fragment)
+            except AccessDenied as err:
+                denied += 1
+                if denied == 1:
                     self._tell(f"{fragment.content_path}: {err}")
-                    if failures >= _FAILURES_MAX:
-                        return
-                else:
-                    self.result.removed += 1
-                    self.result.content_bytes += fragment.content_length
-                    self._on_removed(fragment)
+                return
+            self.result.removed += 1
+            self.result.content_bytes += fragment.content_length
+            self._on_removed(fragment)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_REMOVALS_MAX, len(fragments))):
-                group.create_task(work())
+        stored = [StoredFragment(each, size=0) for each in fragments]
+        failures = await remove_all(log, stored, remove, tell=self._tell)
         if denied:
             self.result.denied += denied
             self._tell(f"{log}: the store does not allow to remove {denied} fragments")
-        if left := sum(1 for _ in waiting):
-            self._tell(f"{log}: {left} more fragments were not tried, after {failures} failures")
         return failures
 
 
@@ -338,7 +319,7 @@ def unassign(
 
     async def work(shards: ShardClient, _: AsyncClient) -> None:
         found = [each.id for each in await shards.list(selection.selector)]
-        if selection.ids:
+        if selection.names:
             selection.check(found)
         affected = await shards.unassign(found, only_failed=failed, dry_run=dry_run)
         for each in affected:
