@@ -149,7 +149,8 @@ def dagster_components(
         command=(
             sys.executable,
             "-m",
-            "gazette_platform.platform.programs.dagster_web",
+            "gazette_platform.platform.programs.dagster",
+            "web",
             f"--host={HOST}",
             f"--port={port}",
             f"--workspace={workspace}",
@@ -217,7 +218,8 @@ def _code_server(
         command=(
             sys.executable,
             "-m",
-            "gazette_platform.platform.programs.dagster_code",
+            "gazette_platform.platform.programs.dagster",
+            "code",
             f"--host={HOST}",
             f"--port={port}",
             *what,

@@ -1,7 +1,4 @@
-"""Commands of `gazette` that install, start, show and stop a platform on one machine, and the demo.
-
-The folder of the platform that a command of `gazette` works on.
-"""
+"""Commands of `gazette` that install, start, show and stop a platform on one machine, the folder of it, and the demo."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.ops import platforms
 
 if TYPE_CHECKING:
-    from gazette_platform.platform.board import Board
+    from gazette_platform.platform.control import Board
     from gazette_platform.platform.layout import Endpoints, PlatformDir
     from gazette_platform.platform.platform import PlatformOptions
 
@@ -93,7 +90,7 @@ def up(  # noqa: PLR0917  options are named
         --light: Start only etcd and brokers; ready in seconds.
         --detach/--foreground: Return when all is ready; or stay until interrupted, and then stop the platform.
     """
-    from gazette_platform.platform.board import Board  # noqa: PLC0415  an extra
+    from gazette_platform.platform.control import Board  # noqa: PLC0415  an extra
     from gazette_platform.platform.platform import check_extras  # noqa: PLC0415
     from gazette_platform.platform.supervisor import ComponentFailed  # noqa: PLC0415
 
@@ -207,8 +204,7 @@ def down(root: Root = None) -> None:
 
     gazette down --root ~/platform
     """
-    from gazette_platform.platform.board import Board  # noqa: PLC0415
-    from gazette_platform.platform.control import stop_platform  # noqa: PLC0415
+    from gazette_platform.platform.control import Board, stop_platform  # noqa: PLC0415
 
     layout = existing(root)
     with Board() as board:
