@@ -69,9 +69,9 @@ def with_parameters(command: C, parameters: Iterable[inspect.Parameter]) -> C:
 
 
 def _info(annotation: Any) -> ParameterInfo | None:
-    """What an annotation tells Typer."""
-    told = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-    return next((each for each in told if isinstance(each, ParameterInfo)), None)
+    """Return what an annotation declares for Typer; None: nothing."""
+    declared = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((each for each in declared if isinstance(each, ParameterInfo)), None)
 
 
 def _is_declared(parameter: inspect.Parameter) -> bool:
@@ -80,7 +80,7 @@ def _is_declared(parameter: inspect.Parameter) -> bool:
 
 
 def _declared(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
-    """The parameter with the option that `text` describes. Raises: ValueError: it describes none."""
+    """Return the parameter with the option that `text` describes. Raises: ValueError: the text describes none."""
     found = _DESCRIBED.fullmatch(" ".join(text.split()))
     if found is None:
         raise ValueError(f"{parameter.name}: no option is described by {text!r}")
@@ -193,7 +193,7 @@ def _integer(value: Any, info: Any) -> tuple[bool, Any]:
 
 
 def _member(value: Any, annotation: Any) -> tuple[bool, Any]:
-    """One of the names that a `Literal` or an enumeration has."""
+    """Return whether a value is one that a `Literal` or an enumeration has, and which."""
     if get_origin(annotation) is Literal:
         return type(value) is str and value in get_args(annotation), value
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
