@@ -5,7 +5,6 @@ INI files yield to flags, and take precedence over the environment. Logging is i
 
 from __future__ import annotations
 
-import configparser
 import json
 import logging
 import os
@@ -49,6 +48,8 @@ def apply_ini(
     path = find_ini(name, environ)
     if path is None:
         return None
+    import configparser  # noqa: PLC0415  few have such a file
+
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         parser.read_string(path.read_text(encoding="utf-8"), source=str(path))
