@@ -353,7 +353,7 @@ def demo(
             "(install every extra: pip install 'gazette-platform[all]')"
         ) from err
 
-    code = content.run(root=root, keep=keep, store=store)
+    code = content.run(root=root, keep=keep, remember=remember, store=store)
     if code:
         raise typer.Exit(code)
 
