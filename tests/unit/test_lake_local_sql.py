@@ -421,7 +421,7 @@ def test_why_a_scan_failed_is_told_and_its_reader_closed(scanned):
 
 def test_it_needs_neither_metastore_nor_dagster():
     program = (
-        "import sys, gazette_platform.cli.gazctl.sql_run, gazette_platform.lake.engines.duckdb.dataset\n"
+        "import sys, gazette_platform.cli.gazctl.sql, gazette_platform.lake.engines.duckdb.dataset\n"
         "print(*sys.modules, sep='\\n')"
     )
     done = subprocess.run(
