@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from typing_extensions import override
 
 from gazette_platform.errors import GazetteError, LakeError
-from gazette_platform.lake.spec.typed.columns import spark_ddl
+from gazette_platform.lake.spec.typed.types import spark_ddl
 from gazette_platform.lake.typed.planning.last_rows import changes_of, is_later, last_of_each
 from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.working import discard

@@ -1,5 +1,9 @@
 """The ``gs`` store: a bucket of Google Cloud Storage.
 
+Not through obstore (0.12), which serves the other buckets: it speaks GCS' XML interface, where an object stored with
+``Content-Encoding: gzip`` may come decompressed, or without the length that obstore insists on; it signs by V4 only, where
+Gazette signs by V2; and the emulator that the tests run refuses its uploads.
+
 Google's own library does the work, in threads of a bounded pool: nothing blocks the event loop. A thread is held for
 one request, or one piece of an answer, never while a reader is slow. Each blocking call waits a bounded time for each
 answer, and retries for a bounded time; threads of several stores and operations make them at once.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import ValidationError
 
@@ -71,9 +71,9 @@ _NO_TIMES = (
     "is not a type of raw tables (keep the text as `string`, or epochs as `bigint`, and cast in SQL or "
     "in a typed table)"
 )
-_RAW = TypeLanguage(tuple(_PRIMITIVES), _ALIASES, {"timestamp": _NO_TIMES, "datetime": _NO_TIMES})
-
-type_names = _RAW.names
+RAW: Final = TypeLanguage(
+    tuple(_PRIMITIVES), _ALIASES, {"timestamp": _NO_TIMES, "datetime": _NO_TIMES}
+)
 
 
 @final
@@ -158,7 +158,7 @@ class ColumnType:
                 return self.in_brackets(scalars)
 
 
-def parse_type(text: str, language: TypeLanguage = _RAW) -> ColumnType:
+def parse_type(text: str, language: TypeLanguage = RAW) -> ColumnType:
     """The type that `text` names; of raw tables, if no other language is given.
 
     >>> parse_type("array<struct<a:int,b:decimal(5,2)>>").trino

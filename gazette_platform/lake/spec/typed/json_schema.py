@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import msgspec
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.spec.ownership import shown
-from gazette_platform.lake.spec.rules import SPEC_BYTES_MAX
+from gazette_platform.lake.spec.rules import SPEC_BYTES_MAX, shown
 from gazette_platform.lake.spec.schema import ColumnType
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from gazette_platform.errors import DataError
-from gazette_platform.lake.spec.typed.columns import TRUNCATED
+from gazette_platform.lake.spec.typed.types import TRUNCATED
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type
 from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth, depth_of
 from gazette_platform.message.uuid import uuid_bytes

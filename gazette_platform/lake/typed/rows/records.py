@@ -31,8 +31,8 @@ from gazette_platform.message.uuid import Flags, parse_uuid_column
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from gazette_platform.lake.spec.typed.columns import TypedColumn
     from gazette_platform.lake.spec.typed.spec import TypedSpec
-    from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 
 _ACK: Final = int(Flags.ACK_TXN)
 _STRING: Final = ColumnType("string")

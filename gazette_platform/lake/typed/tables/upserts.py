@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.spec.schema import ColumnType
-    from gazette_platform.lake.spec.typed.changes import ChangeOrder
+    from gazette_platform.lake.spec.typed.columns import ChangeOrder
 
 UPSERTED: Final = {
     "write.merge.mode": "merge-on-read",
