@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from gazette_platform.lake.s3 import S3Access
+    from gazette_platform.lake.settings import S3Access
     from gazette_platform.platform.layout import PlatformDir
 
 ETCD = "etcd"

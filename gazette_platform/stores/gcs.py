@@ -28,8 +28,8 @@ from gazette_platform.errors import (
     StoreError,
     StoreUnavailable,
 )
+from gazette_platform.stores.answers import gcs_page, next_token, seen_below
 from gazette_platform.stores.interface import PIECE_BYTES, KeyRule, check_segments, take_args
-from gazette_platform.stores.listings import gcs_page, next_token, seen_below
 from gazette_platform.stores.objects import SMALL_BYTES_MAX, upload_slots
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.protocol import StoreUrl
+    from gazette_platform.stores.answers import Page
     from gazette_platform.stores.interface import StoredObject
-    from gazette_platform.stores.listings import Page
 
 _T = TypeVar("_T")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from gazette_platform.lake.spec.profile import Profile
+from gazette_platform.lake.inference.profile import Profile
 from gazette_platform.lake.spec.rules import is_key
 from gazette_platform.lake.spec.schema import ColumnType
 from gazette_platform.lake.spec.typed.columns import SYSTEM_COLUMNS
