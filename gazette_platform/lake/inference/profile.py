@@ -15,9 +15,9 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import date
 from typing import TYPE_CHECKING, Any, final
 
+from gazette_platform.lake.spec.formats import is_date
 from gazette_platform.message.uuid import Flags, parse_uuid
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ NODES_MAX = 20_000
 
 _EXAMPLE_CHARACTERS_MAX = 40
 _EXACT_IN_DOUBLE = 1 << 53
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
 _INSTANT = re.compile(
     r"\d{4}-\d{2}-\d{2}(?:[Tt ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6}0*(?P<excess>\d*))?)?(?P<zone>[Zz]|[+-]\d{2}(?::?\d{2})?)?)?\Z"
@@ -155,21 +154,6 @@ class Profile:
         self.kinds[kind] += 1
         if kind not in self.examples:
             self.examples[kind] = _example(value)
-
-
-def is_date(text: str) -> bool:
-    """Whether all engines read the text as one date.
-
-    >>> is_date("2026-02-28"), is_date("2026-02-30"), is_date("20260228")
-    (True, False, False)
-    """
-    if not _DATE.match(text):
-        return False
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_of_message(uuid: str) -> bool:

@@ -45,6 +45,7 @@ _DELIMITERS: Final = (",", ";", "\t", "|")
 _HEADER_CHARACTERS_MAX: Final = 64
 # Of UTF-16 without a mark: fewer may be anything.
 _GUESSED_BYTES_MIN: Final = 8
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _DECIMAL_COMMA: Final = re.compile(r"(?<=\d),(?=\d)")
 
 
@@ -354,7 +355,13 @@ def _is_value(text: str) -> bool:
 
 
 def is_date(text: str) -> bool:
-    """Whether a text is a date as ISO 8601 writes it."""
+    """Whether all engines read the text as one date.
+
+    >>> is_date("2026-02-28"), is_date("2026-02-30"), is_date("20260228")
+    (True, False, False)
+    """
+    if not _DATE.match(text):
+        return False
     try:
         date.fromisoformat(text)
     except ValueError:
