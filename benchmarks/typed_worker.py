@@ -12,7 +12,7 @@ from gazette_platform.client import ClientConfig, FragmentListing
 from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.spec.typed.types import parse_partition
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs.jobs import Job

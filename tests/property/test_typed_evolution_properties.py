@@ -10,13 +10,13 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from gazette_platform.lake.spec.schema import ColumnType
 from gazette_platform.lake.spec.typed.columns import SYSTEM_COLUMNS, TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.spec.typed.types import (
+from gazette_platform.lake.spec.types import (
     KEY_TYPES,
     SCALARS,
     TRANSFORMS,
+    ColumnType,
     parse_partition,
     text_of,
 )

@@ -12,7 +12,7 @@ from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.lake.reading.check import check_sample
 from gazette_platform.lake.reading.values import breaks
-from gazette_platform.lake.spec.schema import parse_type
+from gazette_platform.lake.spec.types import parse_type
 
 WIDE = parse_table_spec("""
 name: a.wide

@@ -12,8 +12,7 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.types import FixedType, NestedField, TimeType
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.spec.schema import parse_type
-from gazette_platform.lake.spec.typed.types import (
+from gazette_platform.lake.spec.types import (
     FORMATS,
     KEY_TYPES,
     SCALARS,
@@ -21,6 +20,7 @@ from gazette_platform.lake.spec.typed.types import (
     PartitionTransform,
     leaf_of,
     parse_partition,
+    parse_type,
     parse_typed,
     spark_ddl,
     text_of,

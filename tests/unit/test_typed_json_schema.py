@@ -4,7 +4,7 @@ import pytest
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.spec.typed.json_schema import properties_of
-from gazette_platform.lake.spec.typed.types import text_of
+from gazette_platform.lake.spec.types import text_of
 
 NESTED = {
     "type": "object",

@@ -14,14 +14,14 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.hive import CSV_ESCAPE, CSV_STORAGE, JSON_STORAGE
 from gazette_platform.lake.raw.tables import key_mappings
 from gazette_platform.lake.spec.formats import header_condition
-from gazette_platform.lake.spec.schema import parse_type
+from gazette_platform.lake.spec.types import parse_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gazette_platform.lake.spec.layout import Layout, PartitionColumn
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.types import ColumnType
 
 
 @final

@@ -48,8 +48,8 @@ from gazette_platform.lake.spec.rules import (
     ownership_errors,
     shown,
 )
-from gazette_platform.lake.spec.schema import ColumnType, parse_type
 from gazette_platform.lake.spec.typed import TypedSpec, read_typed_spec
+from gazette_platform.lake.spec.types import ColumnType, parse_type
 from gazette_platform.lake.spec.unfit import UNFIT_EXAMPLE, UnfitSpec
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration

@@ -10,6 +10,6 @@ what works by them. Nothing here does I/O.
 
 from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec, read_typed_spec
-from gazette_platform.lake.spec.typed.types import PartitionTransform
+from gazette_platform.lake.spec.types import PartitionTransform
 
 __all__ = ["PartitionTransform", "TypedColumn", "TypedSpec", "read_typed_spec"]

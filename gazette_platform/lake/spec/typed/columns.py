@@ -22,7 +22,7 @@ import msgspec
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.spec.rules import is_column_name, is_key, shown
-from gazette_platform.lake.spec.typed.types import (
+from gazette_platform.lake.spec.types import (
     FORMATS,
     TRUNCATED,
     has_times,
@@ -35,8 +35,8 @@ from gazette_platform.lake.spec.typed.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.json_schema import Property
+    from gazette_platform.lake.spec.types import ColumnType
 
 _SEGMENT_TYPES: Final = ("string", "int", "bigint", "date")
 

@@ -48,7 +48,7 @@ from gazette_platform.lake.spec.typed.columns import (
     name_errors,
 )
 from gazette_platform.lake.spec.typed.json_schema import parse_document, properties_of
-from gazette_platform.lake.spec.typed.types import (
+from gazette_platform.lake.spec.types import (
     KEY_TYPES,
     TRANSFORMS,
     PartitionTransform,
@@ -60,8 +60,8 @@ from gazette_platform.protocol import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.columns import BaseColumn, RawTable
+    from gazette_platform.lake.spec.types import ColumnType
 
 SCHEMA: Final = "typed"
 """Of typed tables that have no name of their own."""

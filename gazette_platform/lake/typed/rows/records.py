@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError
-from gazette_platform.lake.spec.schema import ColumnType
+from gazette_platform.lake.spec.types import ColumnType
 from gazette_platform.lake.typed.rows.json_arrays import (
     LineReader,
     RefusedError,
