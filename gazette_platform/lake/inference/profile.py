@@ -257,11 +257,11 @@ def infer_type(profile: Profile) -> InferredType:
     if kinds <= {"integer", "number"}:
         return _number(profile)
     if len(kinds) > 1:
-        return InferredType("string").remark(f"mixed: {_told(profile)}; kept as text")
+        return InferredType("string").remark(f"mixed: {_counts(profile)}; kept as text")
     return _OF_ONE_KIND[kinds.pop()](profile)
 
 
-def _told(profile: Profile) -> str:
+def _counts(profile: Profile) -> str:
     return ", ".join(
         f"{count} {kind} (e.g. {profile.examples.get(kind, '…')})"
         for kind, count in profile.kinds.most_common()

@@ -1,14 +1,10 @@
-"""Recognise the format of content from its first bytes. Pure.
+"""Recognise the format of content from its first bytes, and read rows and header rows of CSV. Pure.
 
-`append` warns by it, and tables of journals (`infer`, `journal(…)`) are made or refused by it. Magic bytes decide
+`append` warns by the format, and tables of journals (`infer`, `journal(…)`) are made or refused by it. Magic bytes decide
 first, then the encoding, then the shape of the text: JSON values over several lines, JSON lines, CSV.
 
-Header rows of CSV, which may stand anywhere: each file that was appended may begin with one. Pure.
-
-A row is a header if its fields are the columns' keys, as written. A shorter one was written when the table had fewer
-columns. The first field may follow a byte order mark, as spreadsheets write it.
-
-Rows of CSV, whatever their lines hold: Python's reader raises at some, and at long fields.
+A header row may stand anywhere, since each file that was appended may begin with one. It is one if its fields are the columns'
+keys, as written; a shorter one was written when the table had fewer columns. A byte order mark may precede its first field.
 
 DuckDB's `sniff_csv` is not used: it takes prose for a column, the only row of words for a header, decimal commas for delimiters
 and a short line for another dialect, and refuses text in other encodings and lines with a carriage return within.
