@@ -1,8 +1,9 @@
 """The folder of table specs: which of its files are good, what is wrong with each other one, and what tables they name.
 
-People and programs put anything into such a folder. A file is read without waiting, up to a bound, and its errors are values: one bad file
-hides no good one, and a sensor's tick goes on. Parsed specs are kept by their content, since YAML is slow and sensors read
-every few seconds. No two tables or views of a folder may have one name. `or_meant` suggests tables for a misspelt name.
+People and programs put anything into such a folder. A file is read without waiting, up to a bound, and its errors are values:
+one bad file hides no good one, and a sensor's tick goes on. Parsed specs are kept by their content, since YAML is slow and
+sensors read every few seconds. No two tables or views of a folder may have one name. `or_meant` suggests tables for a misspelt
+name.
 """
 
 from __future__ import annotations
