@@ -138,7 +138,7 @@ BROKERS = Dashboard(
             {"{{instance}}": f"process_resident_memory_bytes{{{_INSTANCES}}}"},
         ),
         Panel(
-            "Errors that nobody foresaw",
+            "Unforeseen errors",
             "short",
             {
                 "{{instance}} {{kind}}": f"gazette_platform_unforeseen_errors_total{{{_INSTANCES}}}",

@@ -14,11 +14,11 @@ from lake_bench import FragmentFiles
 from lake_servers import running
 
 from gazette_platform.assets import rollup_asset
-from gazette_platform.cli.gazctl.lake.doctor import look_at_trino
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
 from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.engines.doctor import look_at_trino
 from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession, sql_folder
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import load_rollup_specs
@@ -28,7 +28,7 @@ from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.platform import tools
 from gazette_platform.platform.component import Component, choose_ports
-from gazette_platform.platform.trino import write_configuration
+from gazette_platform.platform.servers import write_configuration
 from gazette_platform.resources import LakeResource, MetastoreResource, TrinoResource
 from gazette_platform.testing.certificates import CertificateAuthority
 
