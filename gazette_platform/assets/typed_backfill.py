@@ -34,8 +34,8 @@ from gazette_platform.assets.typed_keys import backfill_key, pool_of
 from gazette_platform.assets.typed_runs import workers_of
 from gazette_platform.errors import TypedFenced
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.raw.set_aside import home_directory
 from gazette_platform.lake.raw.times import time_of_directory
+from gazette_platform.lake.spec.layout import home_directory
 from gazette_platform.lake.spec.typed import TypedSpec
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 Nouns: a *table spec* selects journals and names columns; a *layout* is the shape of their
 directories, from which Hive partitions follow; a *source* lists fragments; a *registrar* moves a
 table on by one bounded tick; an *auditor* compares it with the files; a *repairer* moves files aside
-that others cover, a *quarantine* those that a person names; a *shrinker* has the metastore follow prunes. Guarantee: registration is idempotent; no file is rewritten or deleted. Cost of a
+that others cover, a *set-aside* those that a person names; a *shrinker* has the metastore follow prunes. Guarantee: registration is idempotent; no file is rewritten or deleted. Cost of a
 tick: a List call, a ListFragments call a journal, two metastore calls, and reading each new fragment
 once to count its rows. The lake is a client: it knows nothing of brokers' inside, nor of Dagster.
 """

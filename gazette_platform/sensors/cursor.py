@@ -42,32 +42,19 @@ def pack(raw: dict[str, Any]) -> str:
     Args:
         raw: with ``tables``: by table and journal, what `lake.JournalCursor.to_json` gives.
     """
-    names: dict[str, list[str]] = {}
-    ends: list[int] = []
-    lengths: list[int | None] = []
-    holes: dict[str, Any] = {}
-    created: list[int] = []
-    for table, journals in sorted(raw[_TABLES].items()):
-        names[table] = sorted(journals)
-        for journal in names[table]:
-            found = journals[journal]
-            noted = found if isinstance(found, dict) else {"at": found, "created": 0}
-            found = noted["at"]
-            # An end alone, else with the begin of the last fragment, and holes.
-            end, last, *more = found if isinstance(found, list) else (found, None)
-            if more:
-                holes[str(len(ends))] = more
-            ends.append(end)
-            lengths.append(None if last is None else end - last)
-            created.append(noted["created"])
-    columns = [names, ends, lengths, holes, created]
+    names = {table: sorted(journals) for table, journals in sorted(raw[_TABLES].items())}
+    found = [raw[_TABLES][table][journal] for table, group in names.items() for journal in group]
+    columns = [
+        names,
+        [end for end, *_ in found],
+        # Alike, while begins of last fragments are as different as ends.
+        [None if last is None else end - last for end, last, *_ in found],
+        [stored_at for _, _, stored_at, *_ in found],
+        [created for _, _, _, created, *_ in found],
+        {str(at): holes for at, (_, _, _, _, *holes) in enumerate(found) if holes},
+    ]
     text = json.dumps({**raw, _TABLES: columns}, sort_keys=True, separators=(",", ":"))
     return _MARK + base64.b85encode(zlib.compress(text.encode())).decode()
-
-
-def is_packed(text: Any) -> bool:
-    """Whether it is text that `pack` may have made."""
-    return isinstance(text, str) and text.startswith(_MARK)
 
 
 def unpack(text: str) -> dict[str, Any]:
@@ -75,23 +62,19 @@ def unpack(text: str) -> dict[str, Any]:
 
     Raises: ValueError: it is none.
     """
+    if not isinstance(text, str) or not text.startswith(_MARK):
+        raise ValueError("it was not packed")
     try:
         raw = json.loads(_inflated(base64.b85decode(text.removeprefix(_MARK))))
-        # Former releases did not keep which journals they were.
-        names, ends, lengths, holes, *more = raw[_TABLES]
-        created = more[0] if more else [0] * len(ends)
-        numbers = zip(ends, lengths, created, strict=True)
-        at = 0
+        names, ends, lengths, stored, created, holes = raw[_TABLES]
+        numbers = enumerate(zip(ends, lengths, stored, created, strict=True))
         tables: dict[str, dict[str, Any]] = {}
         for table, journals in names.items():
             found = tables[table] = {}
             for journal in journals:
-                end, length, revision = next(numbers)
+                at, (end, length, *more) = next(numbers)
                 last = None if length is None else end - length
-                more = holes.get(str(at), [])
-                place = [end, last, *more] if more or last is not None else end
-                found[journal] = {"at": place, "created": revision} if revision else place
-                at += 1
+                found[journal] = [end, last, *more, *holes.get(str(at), [])]
     except (
         zlib.error, KeyError, TypeError, AttributeError, StopIteration, RecursionError,
     ) as err:  # fmt: skip
@@ -143,7 +126,7 @@ class SensorCursor:
     retention: RetentionState = field(default_factory=RetentionState)
     """What is known of prunes."""
     epoch: int = 0
-    """Of the sharing out of tables to sensors; see `gazette_platform.sensors.shards`."""
+    """Of the sharing out of tables to sensors; see `gazette_platform.sensors.shares`."""
     rests_from: int = 0
     """Unix seconds when it was found that there is another one; 0: there is none."""
 
@@ -234,15 +217,13 @@ class SensorCursor:
 
 
 def unpacked(text: str) -> Any:
-    """The JSON values that a cursor's text holds for the sensor, also as former releases wrote it.
+    """The JSON values that a cursor's text holds for the sensor.
 
     Raises: ValidationError: it holds none; says how to reset it.
     """
     try:
-        raw = json.loads(text)
-        inner = raw.get(_HIDDEN, raw) if isinstance(raw, dict) else raw
-        return unpack(inner) if is_packed(inner) else inner
-    except (ValueError, RecursionError) as err:
+        return unpack(json.loads(text)[_HIDDEN])
+    except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise no_cursor(text) from err
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.assets.checked import Checked
 from gazette_platform.assets.raw import (
-    former_partitions,
     journals_partitions,
     parse_partition,
     table_key,
@@ -41,7 +40,6 @@ from gazette_platform.sensors.reports import (
     Totals,
     added_since,
     data_version,
-    former_totals,
     totals_of,
     untold,
 )
@@ -62,8 +60,6 @@ if TYPE_CHECKING:
 _LOOKED_MAX: Final = 100
 _LOOKED_MIN: Final = 10
 _PARTS_LOOKED_MAX: Final = 500
-# Deleted one by one by the daemon, some milliseconds each.
-_DELETED_MAX: Final = 500
 _PAGE: Final = 1000
 
 
@@ -88,10 +84,6 @@ class KnownSlice:
     following: str = ""
     """Where to go on; empty: these were the last."""
     times: list[Time] = field(default_factory=list)
-    accounts: list[PartitionAccount] = field(default_factory=list)
-    """Of Hive partitions that have a partition of a former release."""
-    stale: list[str] = field(default_factory=list)
-    """Partitions of a former release whose Hive partition is gone."""
 
 
 @final
@@ -145,18 +137,8 @@ class Telling:
             count = _PARTS_LOOKED_MAX // max(reader.journals, 1)
             count = min(_LOOKED_MAX, max(_LOOKED_MIN, count))
             known, following = self._ports.told.known(str(self._partitions.name), after, count)
-            looked = KnownSlice(following)
-            former: dict[str, list[str]] = {}
-            for key in known:
-                parsed = parse_partition(key, reader.columns, reader.own)
-                if isinstance(parsed, str):
-                    former.setdefault(parsed, []).append(key)
-                elif parsed is not None:
-                    looked.times.append(parsed)
-            looked.accounts = reader.accounts(list(former))
-        there = {account.key for account in looked.accounts}
-        looked.stale = [key for of, keys in former.items() if of not in there for key in keys]
-        return looked
+            times = [parse_partition(key, reader.columns, reader.own) for key in known]
+        return KnownSlice(following, [time for time in times if time is not None])
 
     def fold(
         self, table: HiveTable, accounts: Sequence[PartitionAccount], times: Iterable[Time] = ()
@@ -209,9 +191,8 @@ class Telling:
         self._journals |= report.matched
         told: list[TimeAccount] = []
         accounts = self._suspects(report)
-        if accounts or looked.times or looked.accounts or looked.stale:
-            times = self.fold(table, [*looked.accounts, *accounts], looked.times)
-            told = self._tell(times, looked.stale)
+        if accounts or looked.times:
+            told = self._tell(self.fold(table, accounts, looked.times))
         self._tell_journals(report, {part.key for account in told for part in account.parts})
         updated = {update.key for update in report.updates}
         if report.updates:
@@ -296,12 +277,8 @@ class Telling:
         known = self._ports.told.partitions(name, list(dict.fromkeys(again.values())))
         return [a for a in report.accounts if a.key not in again or again[a.key] not in known]
 
-    def _tell(self, times: Sequence[TimeAccount], stale: Sequence[str] = ()) -> list[TimeAccount]:
-        """Events of what differs, and the partitions that Dagster lacks, or has from a former release.
-
-        Args:
-            times: the present ones.
-            stale: partitions of a former release that are of nothing.
+    def _tell(self, times: Sequence[TimeAccount]) -> list[TimeAccount]:
+        """Report what differs, and the partitions that Dagster lacks.
 
         Returns: what differed.
         """
@@ -312,15 +289,11 @@ class Telling:
         told = untold(times, versions)
         for account, before in zip(told, self._before(told), strict=True):
             outcome.events.append(self._event(account, before)[0])
-        former = [key for account in times for key in _former(account)]
         # A tick may have ended between its events and its partitions.
-        known = ports.told.partitions(str(self._partitions.name), [*keys, *former])
+        known = ports.told.partitions(str(self._partitions.name), list(keys))
         missing = [key for key, account in keys.items() if account.filled and key not in known]
         if missing:
             outcome.partitions.append(self._partitions.build_add_request(missing))
-        gone = [*(key for key in former if key in known), *stale][:_DELETED_MAX]
-        if gone:
-            outcome.partitions.append(self._partitions.build_delete_request(gone))
         return told
 
     def _tell_journals(self, report: TableReport, told: Collection[str]) -> None:
@@ -346,18 +319,11 @@ class Telling:
             self._outcome.partitions.append(partitions.build_add_request(missing))
 
     def _before(self, times: Sequence[TimeAccount]) -> list[Totals | None]:
-        """What was reported of each of `times`, in this tick or before; also under keys of former releases."""
+        """What was reported of each of `times`, in this tick or before."""
         keys = [time_partition(account.time) for account in times]
         found = {key: totals for key, (_, totals) in self._now.items()}
-        left = [key for key in keys if key not in found]
-        found |= self._ports.told.totals(self._asset, left)
-        unknown = [a for key, a in zip(keys, times, strict=True) if key not in found]
-        former = [key for account in unknown for key in _former(account)]
-        told = self._ports.told.totals(self._asset, former)
-        return [
-            found[key] if key in found else former_totals(account, told)
-            for key, account in zip(keys, times, strict=True)
-        ]
+        found |= self._ports.told.totals(self._asset, [key for key in keys if key not in found])
+        return [found.get(key) for key in keys]
 
     def _event(
         self, account: TimeAccount, before: Totals | None
@@ -383,11 +349,6 @@ class Telling:
         key = time_partition(account.time)
         self._now[key] = (data_version(account), totals_of(account))
         return self._total.after(key, account.rows, before)
-
-
-def _former(account: TimeAccount) -> list[str]:
-    """Dagster's keys of the Hive partitions of a time in former releases."""
-    return [key for part in account.parts for key in former_partitions(part, account.time)]
 
 
 def _summary(report: TableReport) -> str:

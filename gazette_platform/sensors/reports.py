@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, final
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterEventType
 
-from gazette_platform.assets.raw import former_partitions, time_partition
+from gazette_platform.assets.raw import time_partition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -160,27 +160,6 @@ def totals_of(account: TimeAccount) -> Totals:
     )
 
 
-def former_totals(account: TimeAccount, told: Mapping[str, Totals]) -> Totals | None:
-    """What was reported of a time under keys of former releases, one a Hive partition; None: nothing was.
-
-    Args:
-        account: of the time.
-        told: events by Dagster's partition key.
-    """
-    found: list[Totals] = []
-    for part in account.parts:
-        keys = former_partitions(part, account.time)
-        found += [told[key] for key in keys if key in told][:1]
-    if not found:
-        return None
-    rows = [each.rows for each in found]
-    return Totals(
-        fragments=sum(each.fragments for each in found),
-        content_bytes=sum(each.content_bytes for each in found),
-        rows=None if None in rows else sum(count or 0 for count in rows),
-    )
-
-
 @final
 class RowTotal:
     """Rows of a whole table, from one of a tick's events to the next.
@@ -290,10 +269,7 @@ class InstanceTold:
         return page.results, page.cursor if page.has_more else ""
 
     def rows(self, asset: AssetKey) -> TableRows | None:
-        """Rows of the table, by its newest event that has them; one query or two.
-
-        Not known where former releases lost count of a partition: their events say nothing then.
-        """
+        """Rows of the table, by its newest event that has them; one query or two."""
         only = AssetRecordsFilter(asset_key=asset)
         for limit in (1, _EVENTS_MAX):
             events = list(self._events(only, limit))

@@ -205,27 +205,6 @@ def test_damaged_files_that_are_restored_are_counted(lake):
     assert (update.rows_added, update.state.rows, update.state.fragments) == (20, 30, 2)
 
 
-def test_rows_that_a_former_release_lost_are_counted_again(lake):
-    lake.append(10)
-    lake.append(20)
-    lake.tick()
-    state = lake.state()
-    lake.change(replace(state, rows=None, rows_known=None))
-    (update,) = lake.tick(is_sweeping=True).updates
-    assert update.rows_added == 30
-    assert lake.state() == state
-
-
-def test_rows_of_a_former_release_are_not_made_up_of_some_of_its_fragments(lake):
-    gone = lake.append(10)
-    lake.append(20)
-    lake.tick()
-    lake.change(replace(lake.state(), rows=None, rows_known=None))
-    lake.files.forget(gone)
-    assert lake.tick(is_sweeping=True).updates == []
-    assert lake.state().rows is None
-
-
 def test_new_fragments_come_before_those_that_were_registered(lake):
     lake.append(LARGE)
     lake.tick(is_over=Over(lake, MIB))

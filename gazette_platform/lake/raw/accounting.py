@@ -31,10 +31,9 @@ from gazette_platform.lake.raw.audits.fit import (
     value_scanner,
 )
 from gazette_platform.lake.raw.partition_state import RANGES_MAX, TRIES_MAX, PartitionState
-from gazette_platform.lake.raw.set_aside import is_aside
 from gazette_platform.lake.raw.tables import with_text_columns
 from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN
-from gazette_platform.lake.spec.layout import is_same_location, partition_values
+from gazette_platform.lake.spec.layout import is_aside, is_same_location, partition_values
 from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
@@ -313,7 +312,6 @@ class Accountant:
 
         And those with records that did not fit a former spec, or a file that was replaced since.
         """
-        state = _recalled(planned, state)
         found: _Counts = {}
         # Tried where there was time for little, a large one would be given up for no fault of its own.
         has_time = not self._has_counted or self._mended_bytes > 0
@@ -552,20 +550,6 @@ def _require_room(table: str, planned: PlannedPartition, state: PartitionState) 
         )
 
 
-# Counting part of the fragments would give a wrong total, so all of them must be at hand.
-def _recalled(planned: PlannedPartition, state: PartitionState) -> PartitionState:
-    """`state`, with all to be counted again if a former release lost count, and all of it is at hand."""
-    if state.rows is not None or state.rows_known is not None or state.uncounted:
-        return state
-    spans = [(f.begin, f.end) for f in planned.fragments]
-    if not all(state.covers(begin, end) for begin, end in spans):
-        return state
-    content_bytes = sum(end - begin for begin, end in spans)
-    if (len(spans), content_bytes) != (state.fragments, state.content_bytes):
-        return state
-    return state.with_all_uncounted(spans)
-
-
 def _update(
     spec: TableSpec,
     planned: PlannedPartition,
@@ -574,7 +558,7 @@ def _update(
     created: int,
 ) -> PartitionUpdate | None:
     """`before` with those of `counts` that it does not hold; None if it holds all."""
-    state = _recalled(planned, before)
+    state = before
     rows_added: int | None = 0
     for fragment, counted in counts.items():
         # Another registrar, or an earlier tick that died before its cursor was stored, has added

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import partition_name
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.reading.segments import in_time, overlapping, walk_outward
 from gazette_platform.lake.spec.layout import (
     Layout,
+    directory_of,
     journal_values,
     partition_columns,
     plain_location,
@@ -177,8 +177,8 @@ def held_of_former(  # noqa: PLR0917
         now: which journal has the name.
     """
     for state in _newest_first(session, spec, table, journal):
-        # Accounts of former releases do not say which journal they are of. The cursor's knowledge
-        # stands in for them.
+        # Brokers of Gazette do not say which journal it is, so accounts may not know. The cursor's
+        # knowledge stands in for them.
         if is_another(state.created or kept, now):
             return state.ranges[-1][1]
         if not kept and state.created:

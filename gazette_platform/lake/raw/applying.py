@@ -40,13 +40,14 @@ from gazette_platform.errors import (
 )
 from gazette_platform.hive import partition_name
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import directory_of, require_codec
+from gazette_platform.lake.raw.planning import require_codec
 from gazette_platform.lake.raw.tables import LAYOUT, TABLE, evolved_table, table_definition
 from gazette_platform.lake.raw.views import VIEW_OF
 from gazette_platform.lake.reading.check import check_sample
 from gazette_platform.lake.spec.folder import files_beside, in_file, name_clashes
 from gazette_platform.lake.spec.layout import (
     Layout,
+    directory_of,
     expected_layout,
     expected_location,
     is_same_location,

@@ -31,12 +31,10 @@ from gazette_platform.lake.raw.planning import (
     JournalCursor,
     Limits,
     advance,
-    directory_of,
     make_plan,
     require_codec,
 )
 from gazette_platform.lake.raw.prunes.verdict import Break, is_broken
-from gazette_platform.lake.raw.set_aside import is_aside
 from gazette_platform.lake.raw.tables import (
     LAYOUT,
     ensure_table,
@@ -48,7 +46,13 @@ from gazette_platform.lake.raw.views import ensure_plain_view
 from gazette_platform.lake.reading.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.lake.reading.storage import Storage
-from gazette_platform.lake.spec.layout import Layout, StoreRoots, partition_columns
+from gazette_platform.lake.spec.layout import (
+    Layout,
+    StoreRoots,
+    directory_of,
+    is_aside,
+    partition_columns,
+)
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, is_another, learned
@@ -233,7 +237,7 @@ class Registrar:
                 self._go_back(session, spec, table, listed, report, is_over)
                 report.errors += _codec_errors(journals)
             for journal, listing in listed.items():
-                # One that is gone by now, or that a former release recorded, stays what it was.
+                # A journal that is gone by now stays what it was.
                 if not listing.is_refused and created.get(journal):
                     now = learned(listing.cursor.created, created[journal])
                     listing.cursor = replace(listing.cursor, created=now)

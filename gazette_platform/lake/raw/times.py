@@ -85,7 +85,7 @@ def time_of_directory(spec: TableSpec, journal: str, directory: str) -> Time:
     Args:
         spec: of the raw table.
         journal: whose fragments they are.
-        directory: below the prefix of their store; see `gazette_platform.lake.raw.set_aside.home_directory`.
+        directory: below the prefix of their store; see `gazette_platform.lake.spec.layout.home_directory`.
 
     Raises: LakeError: a value in it is not of its column's type. ValidationError: it lacks a key that the spec describes.
     """

@@ -92,7 +92,6 @@ SampleBytes = Annotated[
         "--bytes", min=1024, help="Bytes to read at each of up to four places in a journal."
     ),
 ]
-_OF_RECORDS = "Records of typed tables"
 Output = Annotated[OutputFormat, typer.Option("-o", "--format", help="Output format.")]
 
 
@@ -371,7 +370,7 @@ def doctor(
     body("doctor").doctor(ctx, tables, output_format, spark=spark)
 
 
-def quarantine(
+def set_aside(
     ctx: typer.Context,
     table: Annotated[
         str | None,
@@ -413,42 +412,9 @@ def quarantine(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would change, but change nothing.")
     ] = False,
-    journal: Annotated[
-        str,
-        typer.Option(
-            "--journal",
-            metavar="NAME",
-            show_default=False,
-            help="Only records of this journal.",
-            rich_help_panel=_OF_RECORDS,
-        ),
-    ] = "",
-    begin: Annotated[
-        int,
-        typer.Option(
-            "--begin",
-            min=0,
-            help="First offset in that journal.",
-            rich_help_panel=_OF_RECORDS,
-        ),
-    ] = 0,
-    reason: Annotated[
-        str,
-        typer.Option(
-            "--reason",
-            metavar="TEXT",
-            show_default=False,
-            help="Only records whose reason contains this text.",
-            rich_help_panel=_OF_RECORDS,
-        ),
-    ] = "",
-    limit: Annotated[
-        int,
-        typer.Option("--limit", min=1, help="Most records to list.", rich_help_panel=_OF_RECORDS),
-    ] = 20,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
-    """Set files of a table aside so that queries skip them, or restore them.
+    """Set files of a raw table aside so that queries skip them, or restore them.
 
     Use it for a damaged file, or for one whose values spoil a table. The file moves to the folder `_aside` of its journal.
     Brokers still serve it there, so readers of the journal miss nothing. The table loses its rows at once, and
@@ -457,35 +423,17 @@ def quarantine(
     --unfit reads every fragment, as the check does, and sets aside those that are damaged or have records that do not fit.
     --restore registers a file again. Exits with 1 if a file could not be moved.
 
-    For a typed table, the command lists the quarantined records by journal and offset, each with its reason. -o json shows
-    whole records.
-
     **Examples**
 
-    gazctl lake quarantine shop.orders 0000000000000000-0000000000000034-….gz --why "see ticket 17"
+    gazctl lake set-aside shop.orders 0000000000000000-0000000000000034-….gz --why "see ticket 17"
 
-    gazctl lake quarantine shop.orders --unfit --dry-run
+    gazctl lake set-aside shop.orders --unfit --dry-run
 
-    gazctl lake quarantine --list -o json
+    gazctl lake set-aside --list -o json
 
-    gazctl lake quarantine shop.orders --restore 0000000000000000-0000000000000034-….gz
-
-    gazctl lake quarantine typed.orders --journal orders/region=eu --reason "no timestamptz" -o json
+    gazctl lake set-aside shop.orders --restore 0000000000000000-0000000000000034-….gz
     """
-    if table is not None and not (files or unfit or restore or list_aside):
-        if begin and not journal:
-            raise ValidationError(
-                "is an offset of one journal: give --journal, too", path="--begin"
-            )
-        if body("quarantine").list_records(
-            table, tables, output_format, journal=journal, begin=begin, reason=reason, limit=limit
-        ):
-            return
-    if journal or begin or reason:
-        raise ValidationError(
-            "is about records of a typed table", path="--journal, --begin, --reason"
-        )
-    work = body("quarantine")
+    work = body("set_aside")
     if list_aside:
         if files or unfit or restore:
             raise ValidationError("goes with no FILE, --unfit or --restore", path="--list")
@@ -499,8 +447,7 @@ def quarantine(
         )
     if not files and not unfit:
         raise ValidationError(
-            "names the files (`gazctl lake check` and `$path` show them); records are listed of a typed table, by "
-            "its own name",
+            "names the files (`gazctl lake check` and `$path` show them); give one, or --unfit",
             path="FILE",
         )
     names = files or []
@@ -508,6 +455,67 @@ def quarantine(
         work.restore(ctx, table, names, tables, output_format, dry_run=dry_run)
         return
     work.set_aside(ctx, table, names, tables, output_format, unfit=unfit, why=why, dry_run=dry_run)
+
+
+def quarantine(
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            show_default=False,
+            autocompletion=complete_all_tables,
+            help="Typed table, as schema.table.",
+        ),
+    ],
+    *,
+    tables: Tables = None,
+    journal: Annotated[
+        str,
+        typer.Option(
+            "--journal",
+            metavar="NAME",
+            show_default=False,
+            help="Only records of this journal.",
+        ),
+    ] = "",
+    begin: Annotated[
+        int,
+        typer.Option(
+            "--begin",
+            min=0,
+            help="First offset in that journal.",
+        ),
+    ] = 0,
+    reason: Annotated[
+        str,
+        typer.Option(
+            "--reason",
+            metavar="TEXT",
+            show_default=False,
+            help="Only records whose reason contains this text.",
+        ),
+    ] = "",
+    limit: Annotated[
+        int,
+        typer.Option("--limit", min=1, help="Most records to list."),
+    ] = 20,
+    output_format: Output = OutputFormat.TABLE,
+) -> None:
+    """List the records that a typed table rejected, by journal and offset, each with its reason.
+
+    -o json shows whole records. `gazctl lake reprocess` reads them again after you changed the spec.
+
+    **Examples**
+
+    gazctl lake quarantine typed.orders
+
+    gazctl lake quarantine typed.orders --journal orders/region=eu --reason "no timestamptz" -o json
+    """
+    if begin and not journal:
+        raise ValidationError("is an offset of one journal: give --journal, too", path="--begin")
+    body("quarantine").list_records(
+        table, tables, output_format, journal=journal, begin=begin, reason=reason, limit=limit
+    )
 
 
 def repair(

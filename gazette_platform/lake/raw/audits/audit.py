@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.lake.raw.accounts import Accounts, read_accounts
 from gazette_platform.lake.raw.audits.listed import looked
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
-from gazette_platform.lake.raw.planning import JournalCursor, directory_of, is_readable
-from gazette_platform.lake.raw.set_aside import home_directory, is_aside
+from gazette_platform.lake.raw.planning import JournalCursor, is_readable
 from gazette_platform.lake.reading.findings import Finding
 from gazette_platform.lake.reading.segments import Span, choose, clusters, gaps, lowered, uncovered
 from gazette_platform.lake.reading.storage import Storage
+from gazette_platform.lake.spec.layout import directory_of, home_directory, is_aside
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
@@ -356,7 +356,7 @@ def _aside_findings(listed: Sequence[Fragment], accounts: Accounts) -> list[Find
                     is_error=False,
                     text=f"{fragment.journal}: bytes [{begin}, {end}) are aside: a person took file {path} "
                     "out of the table, so no query sees its rows, and readers of the journal do "
-                    "(`gazctl lake quarantine --list` says why; --restore takes it back)",
+                    "(`gazctl lake set-aside --list` says why; --restore takes it back)",
                 )
             )
     return found

@@ -10,11 +10,11 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from gazette_platform.errors import DataError, LakeError, SchemaMismatch
-from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.reading.check import check_sample
 from gazette_platform.lake.reading.content import FragmentContent, FragmentCount, local_path
 from gazette_platform.lake.reading.findings import Finding
 from gazette_platform.lake.reading.values import CsvScanner, JsonScanner
+from gazette_platform.lake.spec.layout import directory_of
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX
 from gazette_platform.lake.spec.unfit import UnfitFragment
 

@@ -9,10 +9,14 @@ from gazette_platform.lake.raw.audits.audit import Auditor
 from gazette_platform.lake.raw.audits.fit import FitChecker, json_columns, missing_columns
 from gazette_platform.lake.raw.audits.unfit_finding import partition_fit, table_finding
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import directory_of
-from gazette_platform.lake.raw.set_aside import is_aside
 from gazette_platform.lake.reading.source import all_fragments
-from gazette_platform.lake.spec.layout import Layout, partition_columns, partition_key
+from gazette_platform.lake.spec.layout import (
+    Layout,
+    directory_of,
+    is_aside,
+    partition_columns,
+    partition_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,10 +16,9 @@ from gazette_platform.lake.raw.applying import problems_with_journals
 from gazette_platform.lake.raw.audits.unfit_finding import partition_fit, table_finding
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor, bounded, subtract
-from gazette_platform.lake.raw.set_aside import is_aside
 from gazette_platform.lake.raw.tables import LAYOUT, is_current, text_columns
 from gazette_platform.lake.reading.source import all_fragments
-from gazette_platform.lake.spec.layout import Layout, partition_columns, partition_key
+from gazette_platform.lake.spec.layout import Layout, is_aside, partition_columns, partition_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

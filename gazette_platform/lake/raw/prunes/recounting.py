@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import directory_of
+from gazette_platform.lake.spec.layout import directory_of
 from gazette_platform.ops.lru import Lru
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from gazette_platform.lake.raw.accounts import own_values
 from gazette_platform.lake.raw.audits.fit import header_scanner
 from gazette_platform.lake.raw.listing import journal_files, nearest_before
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.raw.prunes.recounting import Recount
 from gazette_platform.lake.raw.prunes.verdict import (
     Evidence,
@@ -39,6 +38,7 @@ from gazette_platform.lake.reading.segments import in_time
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import (
     Layout,
+    directory_of,
     partition_columns,
     partition_key,
     plain_location,
@@ -323,7 +323,6 @@ class Shrinker:
             elif judgement.verdict == "shrink":
                 created = learned(part.state.created, view.created)
                 state = recount.state(part.state, judgement.kept, part.partition.location, created)
-                # Accounts of former releases took the smallest of many holes for covered.
                 if state is not None and state != part.state:
                     wanted[part.name] = (part, state)
         result.is_complete = result.is_complete and recount.is_complete

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, Suspended
-from gazette_platform.lake.raw.set_aside import is_aside
+from gazette_platform.lake.spec.layout import is_aside
 from gazette_platform.lake.typed.planning.ranges import JournalNow
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import LabelSelector, LabelSet, is_another
