@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gazette_platform.lake.engines.spark import running_session, start_session
     from gazette_platform.lake.engines.trino import TrinoSession
-    from gazette_platform.lake.raw.accounting import PartitionAccount, PartitionUpdate
+    from gazette_platform.lake.raw.accounting import PartitionUpdate
+    from gazette_platform.lake.raw.accounts import PartitionAccount
     from gazette_platform.lake.raw.audits.audit import Audit, Auditor
     from gazette_platform.lake.raw.audits.fit import (
         FitChecker,
@@ -92,10 +93,8 @@ _HOMES = {
         "start_session",
     ),
     "engines.trino": ("TrinoSession",),
-    "raw.accounting": (
-        "PartitionAccount",
-        "PartitionUpdate",
-    ),
+    "raw.accounting": ("PartitionUpdate",),
+    "raw.accounts": ("PartitionAccount",),
     "raw.audits.audit": (
         "Audit",
         "Auditor",

@@ -25,7 +25,7 @@ from gazette_platform.assets.raw import (
 )
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
-from gazette_platform.lake.raw.prunes.verdict import Break
+from gazette_platform.lake.raw.reconcile import Break
 from gazette_platform.lake.raw.times import time_of
 from gazette_platform.ops.text import counted
 from gazette_platform.sensors.reports import data_version

@@ -104,7 +104,7 @@ class Lake:
     def audit(self, **options):
         with self.metastore.connect() as session:
             table = session.table("s", "events")
-            return self.auditor.audit(session, self.spec, table, JOURNAL, **options)
+            return self.auditor.audit(session, table, JOURNAL, **options)
 
     def kinds(self, **options):
         return sorted((f.kind, f.is_error, f.is_checked) for f in self.audit(**options).findings)

@@ -34,7 +34,7 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw.accounting import partition_accounts
+from gazette_platform.lake.raw.accounts import partition_accounts
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors.audits import AuditState, _is_outgrown
 from gazette_platform.sensors.cursor import SensorCursor, pack, problem_digest, unpacked

@@ -5,7 +5,7 @@ from lake_world import SPEC
 
 from gazette_platform.lake import Registrar, Shrinker, StoreRoots, parse_table_spec
 from gazette_platform.lake.raw.prunes.shrinker import ShrinkLimits
-from gazette_platform.lake.raw.prunes.verdict import is_emptied
+from gazette_platform.lake.raw.reconcile import is_emptied
 from gazette_platform.ops.clock import SystemClock
 
 JOURNAL = "a/part=0"

@@ -11,7 +11,7 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw.applying import adopt_journals
+from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
 from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.raw.catch_up import catch_up
 from gazette_platform.lake.raw.partition_state import PartitionState
@@ -160,10 +160,10 @@ def test_it_goes_on_if_a_person_says_that_it_holds_what_it_held(lake, spec, keep
     created = lake.files.created(lake.spec.label_selector)
     with lake.metastore.connect() as session:
         table = session.table("s", "events")
-        assert adopt_journals(session, table, created, is_dry_run=True) == 1
+        assert adopt_journals(AccountBook(session, table), created, is_dry_run=True) == 1
         assert lake.rows() == before
-        assert adopt_journals(session, table, created) == 1
-        assert adopt_journals(session, session.table("s", "events"), created) == 0
+        assert adopt_journals(AccountBook(session, table), created) == 1
+        assert adopt_journals(AccountBook(session, session.table("s", "events")), created) == 0
     assert lake.tick().errors == []
     assert lake.rows() == {((0, 630),): 70}
 

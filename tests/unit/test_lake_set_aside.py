@@ -75,7 +75,7 @@ class Lake:
         with self.metastore.connect() as session:
             table = session.table("s", "events")
             auditor = Auditor(self.files, self.roots)
-            return list(auditor.audit(session, self.spec, table, JOURNAL).findings)
+            return list(auditor.audit(session, table, JOURNAL).findings)
 
     def partition(self, hour=5):
         with self.metastore.connect() as session:

@@ -240,7 +240,7 @@ def test_a_comparison_without_time_is_left_to_a_person(lake):
     with lake.metastore.connect() as session:
         table = session.table("s", "events")
         auditor = Auditor(lake.files, lake.roots)
-        findings = auditor.audit(session, lake.spec, table, JOURNAL).findings
+        findings = auditor.audit(session, table, JOURNAL).findings
         repairer = Repairer(lake.files, lake.roots)
         over = Over(lake, MIB)
         called = []

@@ -12,7 +12,7 @@ from gazette_platform.assets.checks import KEEPS_UP_CHECK
 from gazette_platform.errors import LakeError, NoJournalPrimaryBroker
 from gazette_platform.lake import JournalCursor, Shrinker, StoreRoots
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.prunes.verdict import Break
+from gazette_platform.lake.raw.reconcile import Break
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import run_tick
 from gazette_platform.sensors.prunes import PrunePoint, RetentionState

@@ -14,11 +14,6 @@ the fragments after that point lie in the same directory of the other store, whe
 look. They are copied beside the others, under their own names: brokers that still list the first store
 see the same fragment twice and use one. Nothing is moved or deleted, and hours to come are registered
 where they lie.
-
-Accounts of a raw table for journals that hold what they held, though they were created again.
-
-So it is when etcd was set up again from a listing of specs: their numbers are others (`protocol.identity`), and fragments
-are those that were registered. Nothing here proves it: a person says so.
 """
 
 from __future__ import annotations
@@ -26,10 +21,10 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from gazette_platform.errors import (
     GazetteError,
@@ -38,8 +33,6 @@ from gazette_platform.errors import (
     StoreError,
     ValidationError,
 )
-from gazette_platform.hive import partition_name
-from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import require_codec
 from gazette_platform.lake.raw.tables import LAYOUT, TABLE, evolved_table, table_definition
 from gazette_platform.lake.raw.views import VIEW_OF
@@ -62,7 +55,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.raw.partition_state import PartitionState
     from gazette_platform.lake.reading.storage import Storage, StoreFiles
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.protocol import Fragment, JournalSpec
@@ -368,15 +362,6 @@ def stored_entry(entries: Sequence[HiveTable]) -> HiveTable | None:
     return next((entry for entry in entries if LAYOUT in entry.parameters), None)
 
 
-def held_states(session: MetastoreSession, table: HiveTable) -> list[PartitionState]:
-    """Return the accounts of all Hive partitions of a table, or of one without.
-
-    Raises: LakeError: they cannot be read.
-    """
-    holders = session.partitions(table) if table.partition_columns else [table]
-    return [PartitionState.from_parameters(each.parameters) for each in holders]
-
-
 class HeldNow(NamedTuple):
     """What brokers hold of a journal."""
 
@@ -473,70 +458,3 @@ class Cutover:
             if is_same_location(place, location):
                 return self._storage.files(store)
         return None
-
-
-_BATCH: Final = 100
-
-
-def adopt_journals(
-    session: MetastoreSession,
-    table: HiveTable,
-    created: Mapping[str, int],
-    *,
-    is_dry_run: bool = False,
-) -> int:
-    """Have accounts belong to the journals that have the names now. Idempotent.
-
-    Args:
-        table: as the metastore has it.
-        created: by name, which journals there are.
-        is_dry_run: change nothing.
-
-    Returns: how many accounts belonged to others, or did not say.
-    Raises: GazetteError: the metastore cannot be reached; what was done before is found done.
-    """
-    if not table.partition_columns:
-        return _adopt_table(session, table, created, is_dry_run=is_dry_run)
-    keys = [column.name for column in table.partition_columns]
-    names = [
-        partition_name(keys, one.values)
-        for one in session.partitions(table)
-        if _adopted(one.parameters, created) is not None
-    ]
-    for start in range(0, 0 if is_dry_run else len(names), _BATCH):
-        with session.accounts_lock(table.database, table.name) as lock:
-            changed: list[HivePartition] = []
-            for one in session.partitions_named(table, names[start : start + _BATCH]):
-                parameters = _adopted(one.parameters, created)
-                if parameters is not None:
-                    changed.append(replace(one, parameters=parameters))
-            if changed:
-                lock.require()
-                session.alter_partitions(table, changed)
-    return len(names)
-
-
-def _adopt_table(
-    session: MetastoreSession, table: HiveTable, created: Mapping[str, int], *, is_dry_run: bool
-) -> int:
-    with session.accounts_lock(table.database, table.name) as lock:
-        current = session.table(table.database, table.name)
-        if current is None:
-            raise LakeError(f"table {table.full_name} was dropped meanwhile")
-        parameters = _adopted(current.parameters, created)
-        if parameters is None:
-            return 0
-        if not is_dry_run:
-            lock.require()
-            session.alter_table(replace(current, parameters=parameters))
-    return 1
-
-
-def _adopted(parameters: Mapping[str, str], created: Mapping[str, int]) -> dict[str, str] | None:
-    """Parameters whose account belongs to the journal of now; None: it does, or holds nothing."""
-    state = PartitionState.from_parameters(parameters)
-    now = created.get(state.journal, 0)
-    is_theirs = state.created and not is_another(state.created, now)
-    if not now or not state.ranges or is_theirs:
-        return None
-    return state.created_again(now).within(parameters)

@@ -10,7 +10,9 @@ all the same, and noted: the rows of the Hive partition are unknown until it is 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import LakeError
@@ -195,7 +197,8 @@ class PartitionState:
     def covers(self, begin: int, end: int) -> bool:
         """Whether bytes [begin, end) are in one range."""
         # Ranges are merged, so a fragment that two others cover together is covered, too.
-        return any(b <= begin and end <= e for b, e in self.ranges)
+        index = bisect_right(self.ranges, begin, key=itemgetter(0)) - 1
+        return index >= 0 and end <= self.ranges[index][1]
 
     def settles(self, begin: int, end: int) -> bool:
         """Whether nothing is to be done about a fragment: it is covered, or was set aside."""

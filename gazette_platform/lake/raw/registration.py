@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.raw.accounting import Accountant, PartitionAccount, PartitionUpdate
-from gazette_platform.lake.raw.accounts import held_behind, held_of_former
+from gazette_platform.lake.raw.accounting import Accountant, PartitionUpdate
+from gazette_platform.lake.raw.accounts import (
+    AccountBook,
+    PartitionAccount,
+    held_beyond,
+    held_of_former,
+)
 from gazette_platform.lake.raw.applying import Cutover, problems_with_journals
 from gazette_platform.lake.raw.listing import (
     JournalListing,
@@ -34,7 +39,7 @@ from gazette_platform.lake.raw.planning import (
     make_plan,
     require_codec,
 )
-from gazette_platform.lake.raw.prunes.verdict import Break, is_broken
+from gazette_platform.lake.raw.reconcile import Break, is_broken
 from gazette_platform.lake.raw.tables import (
     LAYOUT,
     ensure_table,
@@ -232,9 +237,10 @@ class Registrar:
             # Identity first: offsets of two journals of one name do not compare, so no other step
             # may use them.
             if table is not None and LAYOUT in table.parameters:
-                self._refuse_former(session, spec, table, listed, created, report, is_over)
+                book = AccountBook(session, table)
+                self._refuse_former(book, spec, listed, created, report, is_over)
             if table is not None:
-                self._go_back(session, spec, table, listed, report, is_over)
+                self._go_back(AccountBook(session, table), spec, listed, report, is_over)
                 report.errors += _codec_errors(journals)
             for journal, listing in listed.items():
                 # A journal that is gone by now stays what it was.
@@ -317,9 +323,8 @@ class Registrar:
 
     def _refuse_former(  # noqa: PLR0917
         self,
-        session: MetastoreSession,
+        book: AccountBook,
         spec: TableSpec,
-        table: HiveTable,
         listed: dict[str, JournalListing],
         created: Mapping[str, int],
         report: TableReport,
@@ -330,7 +335,7 @@ class Registrar:
             kept, now = listing.cursor.created, created.get(journal, 0)
             if listing.error is not None or not now or (kept and not is_another(kept, now)):
                 continue
-            end = held_of_former(session, spec, table, journal, kept, now)
+            end = held_of_former(book, journal, kept, now)
             if end is None:
                 # No account holds the former journal, so its offsets are free. Begin at zero, as
                 # for a journal that is new.
@@ -349,11 +354,10 @@ class Registrar:
                 f"forget them; if it holds what it held, `gazctl lake repair --same {spec.name}` keeps them"
             )
 
-    def _go_back(  # noqa: PLR0917
+    def _go_back(
         self,
-        session: MetastoreSession,
+        book: AccountBook,
         spec: TableSpec,
-        table: HiveTable,
         listed: dict[str, JournalListing],
         report: TableReport,
         is_over: Callable[[], bool],
@@ -367,7 +371,7 @@ class Registrar:
                 continue
             # Brokers may also list less because a store is away. Accounts that still hold more
             # forbid a restart.
-            end = held_behind(session, spec, table, journal, listing.ends_at)
+            end = held_beyond(book, journal, listing.ends_at)
             if end is None:
                 listed |= self._list({journal: JournalCursor()}, is_over)
                 report.has_more |= listed[journal].has_more

@@ -14,8 +14,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import (
@@ -25,28 +24,28 @@ from gazette_platform.errors import (
     ObjectNotFound,
     ValidationError,
 )
-from gazette_platform.lake.raw.audits.fit import unfit_fragment, value_scanner
+from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.lake.raw.audits.fit import header_scanner, value_scanner
+from gazette_platform.lake.raw.listing import listed_in
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.tables import LAYOUT
+from gazette_platform.lake.raw.prunes.recounting import Recount
+from gazette_platform.lake.raw.reconcile import reconcile
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.lake.reading.source import all_fragments
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import (
-    Layout,
     aside_directory,
     directory_of,
     home_directory,
     is_aside,
     note_path,
-    partition_columns,
-    partition_key,
 )
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from gazette_platform.hive import HeldLock, HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.hive import MetastoreSession
     from gazette_platform.lake.reading.content import FragmentCount
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
@@ -202,11 +201,13 @@ class SetAside:
         Raises: LakeError: the table is not made yet, the file is gone, or a limit is reached. StoreError: the
             store refuses; the file is in the table as before. GazetteError: a server cannot be reached.
         """
-        table = _table(session, spec)
+        book = AccountBook.of(session, spec)
         # A former call may have died after the move: there is nothing left to do.
         if is_aside(fragment):
             return self.described(spec.name, fragment)
-        values, key = _place(spec, table, fragment)
+        # Of a directory of another layout no engine reads, so there is nothing to take out.
+        values = book.place(home_directory(fragment))
+        key = book.key(values)
         files = self._storage.files(fragment.backing_store)
         # Ask before the accounts change: a store without the right to write would leave them
         # without the file's rows.
@@ -230,16 +231,17 @@ class SetAside:
             # Counting may take long, and is done before the lock is taken.
             # Counting what is left may read many files, and the lock's lease is 60 s. So count
             # without it, and compare afterwards.
-            seen = _Accounts.read(session, spec, values)
-            state = self._without(seen.state, spec, fragment, rows, size, unfit)
-            with session.accounts_lock(table.database, table.name) as lock:
-                now = _Accounts.read(session, spec, values)
+            seen = book.at([values]).get(values)
+            before = seen.state if seen is not None else PartitionState()
+            state = self._without(before, spec, fragment, rows, size, unfit)
+            with book.changing() as change:
+                entry = book.at([values]).get(values)
                 # A registrar came between; figures from `seen` would erase what it counted.
-                if now.state != seen.state:
+                if (entry.state if entry is not None else PartitionState()) != before:
                     continue
                 # Before the move: a crash here leaves the file in the table and out of the account.
                 # Setting it aside again corrects that.
-                now.write(state, lock)
+                change.put([(entry, state)] if entry is not None else [])
                 try:
                     # The note before the file: a file that is aside without a note has lost its
                     # reason for good.
@@ -250,7 +252,7 @@ class SetAside:
                 except BaseException:
                     # If this fails, too, the file is in no account: to set it aside once more mends that.
                     with suppress(GazetteError):
-                        now.write(seen.state, lock)
+                        change.put([(entry, before)] if entry is not None else [])
                     raise
             return done
         raise LakeError(
@@ -262,7 +264,7 @@ class SetAside:
 
         Raises: as `set_aside`. LakeError: another file has its place.
         """
-        table = _table(session, spec)
+        book = AccountBook.of(session, spec)
         if not is_aside(fragment):
             return AsideFile(table=spec.name, fragment=fragment)
         done = self.described(spec.name, fragment)
@@ -276,14 +278,14 @@ class SetAside:
                 "and remove one of both by hand"
             )
         files.check_movable(fragment.content_path)
-        values, _ = _place(spec, table, fragment)
+        values = book.place(home_directory(fragment))
         # The account first awaits the fragment again; after a crash, the next round over old
         # fragments registers the file once it is back.
-        with session.accounts_lock(table.database, table.name) as lock:
-            accounts = _Accounts.read(session, spec, values)
-            state = accounts.state.without_aside(fragment.begin, fragment.end)
-            if state != accounts.state:
-                accounts.write(state, lock)
+        with book.changing() as change:
+            entry = book.at([values]).get(values)
+            if entry is not None:
+                state = entry.state.without_aside(fragment.begin, fragment.end)
+                change.put([(entry, state)] if state != entry.state else [])
             files.move(fragment.content_path, home)
         # A note that is left over misleads no one: only notes of files that are aside are read.
         with suppress(GazetteError):
@@ -336,118 +338,32 @@ class SetAside:
         # tick awaits it.
         if not held.covers(begin, end):
             return state
-        left = self._beside(held, fragment)
-        # What was unknown because of this file may be known without it.
+        listed = listed_in(self._source, fragment.journal, directory_of(fragment), held) or ()
+        left = [f for f in reconcile(held, listed).held if f.content_name != fragment.content_name]
         # The usual case, without reading any other file.
         if rows is not None and state.rows is not None:
             spans = [(f.begin, f.end) for f in left]
             return state.without(
                 begin, end, rows=rows, stored_bytes=stored_bytes, left=spans, unfit=unfit
             )
-        # What a repair is at, or was killed at, is still to be found by audits.
-        # A damaged file has no known rows to subtract, so count the others again.
-        counted = PartitionState(journal=state.journal, moving=state.moving, aside=state.aside)
-        for each in left:
-            if counted.covers(each.begin, each.end):
-                continue
-            rows, unfit_one = None, None
-            try:
-                found = self._counted(spec, each)
-                location = self._roots.location(each.backing_store, directory_of(each))
-                stamp = partial(self._content.stamp, each, location)
-                rows, unfit_one = found.rows, unfit_fragment(spec, each, found, stamp)
-            except DataError:
-                pass
-            size = self._storage.files(each.backing_store).size(each.content_path)
-            counted = counted.adding(
-                each.journal, each.begin, each.end, rows=rows, stored_bytes=size, unfit=unfit_one
+        # A damaged file has no known rows to subtract, so count the others again. What was unknown
+        # because of this file may be known without it.
+        sizes = {
+            (directory_of(f), f.content_name): self._storage.files(f.backing_store).size(
+                f.content_path
+            )
+            for f in left
+        }
+        recount = Recount(self._content, sizes, scanner=lambda: header_scanner(spec))
+        location = self._roots.location(fragment.backing_store, directory_of(fragment))
+        counted = recount.state(state, left, location, state.created)
+        if counted is None:
+            raise LakeError(
+                f"{spec.name}: another file beside {fragment.content_name} is gone, so its rows cannot be counted: try again"
             )
         return counted
-
-    def _beside(self, state: PartitionState, fragment: Fragment) -> list[Fragment]:
-        """What else brokers list in the directory of a fragment, and accounts hold."""
-        directory, found = directory_of(fragment), []
-        at, end = state.ranges[0][0], state.ranges[-1][1]
-        while at < end:
-            page = self._source.fragments(fragment.journal, at, _PAGE)
-            found += [
-                f
-                for f in page
-                if f.backing_store
-                and f.content_name != fragment.content_name
-                and directory_of(f) == directory
-                and state.covers(f.begin, f.end)
-            ]
-            # A full page may end within the Hive partition.
-            if len(page) < _PAGE:
-                break
-            at = page[-1].begin + 1
-        return found
-
-
-def _table(session: MetastoreSession, spec: TableSpec) -> HiveTable:
-    table = session.table(spec.schema, spec.stored_table)
-    if table is None or LAYOUT not in table.parameters:
-        raise LakeError(
-            f"{spec.name} is not made yet, so no file is in it (`gazctl lake list` says why)"
-        )
-    return table
-
-
-def _place(spec: TableSpec, table: HiveTable, fragment: Fragment) -> tuple[tuple[str, ...], str]:
-    """Values of the Hive partition of a fragment, and its key.
-
-    Raises: LakeError: the fragment's directory is not of the table's layout, so no engine reads it anyway.
-    """
-    layout = Layout.parse(table.parameters[LAYOUT])
-    columns = partition_columns(spec, layout)
-    texts = layout.match(home_directory(fragment))
-    values = tuple(c.value(t) for c, t in zip(columns, texts, strict=True))
-    return values, partition_key(columns, values)
 
 
 def _note(file: AsideFile) -> bytes:
     note = {"table": file.table, "key": file.key, "rows": file.rows, "why": file.why, "at": file.at}
     return json.dumps(note).encode()
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Accounts:
-    """The accounts of one Hive partition, or of a table that has none, as they were read."""
-
-    session: MetastoreSession
-    table: HiveTable
-    partition: HivePartition | None
-
-    @classmethod
-    def read(cls, session: MetastoreSession, spec: TableSpec, values: tuple[str, ...]) -> _Accounts:
-        # It may have got columns since, and what is written back must have them, too.
-        table = _table(session, spec)
-        if not table.partition_columns:
-            return cls(session, table, None)
-        return cls(session, table, session.partitions_of(table, [values]).get(values))
-
-    @property
-    def parameters(self) -> Mapping[str, str]:
-        """Where they are kept; none if there is no such Hive partition."""
-        if not self.table.partition_columns:
-            return self.table.parameters
-        return self.partition.parameters if self.partition is not None else {}
-
-    @property
-    def state(self) -> PartitionState:
-        """What they say."""
-        return PartitionState.from_parameters(self.parameters)
-
-    def write(self, state: PartitionState, lock: HeldLock) -> None:
-        """Keep new accounts. Without a Hive partition there is nothing to keep."""
-        lock.require()
-        if not self.table.partition_columns:
-            parameters = state.within(self.table.parameters)
-            self.session.alter_table(replace(self.table, parameters=parameters))
-        elif self.partition is not None:
-            parameters = state.within(self.partition.parameters)
-            self.session.alter_partitions(
-                self.table, [replace(self.partition, parameters=parameters)]
-            )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from gazette_platform.lake.raw.accounting import partition_accounts
+from gazette_platform.lake.raw.accounts import partition_accounts
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.spec.layout import (
     Layout,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.accounting import PartitionAccount
+    from gazette_platform.lake.raw.accounts import PartitionAccount
     from gazette_platform.lake.spec.table_spec import TableSpec
 
 WHOLE = "all"

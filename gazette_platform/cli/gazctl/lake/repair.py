@@ -11,7 +11,7 @@ from gazette_platform.cli.gazctl.lake.context import RegisteredTable, registered
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.errors import GazetteError
 from gazette_platform.lake import Repairer, Shrinker
-from gazette_platform.lake.raw.applying import adopt_journals
+from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
 from gazette_platform.lake.raw.audits.full_audit import audit_index
 
 
@@ -19,7 +19,7 @@ def adopt(ctx: typer.Context, names: list[str], tables: Path | None, *, dry_run:
     """Have accounts of raw tables belong to the journals of now."""
     for at in registered_tables(ctx, names, tables):
         created = at.source.created(at.spec.label_selector)
-        count = adopt_journals(at.session, at.table, created, is_dry_run=dry_run)
+        count = adopt_journals(AccountBook(at.session, at.table), created, is_dry_run=dry_run)
         verb = "would belong" if dry_run else "belong"
         print_text(
             f"{at.spec.name}: {count} Hive partition(s) {verb} to the journals that were created again"

@@ -76,9 +76,7 @@ def audit_index(
         begin: int | None = 0
         while begin is not None:
             try:
-                found = auditor.audit(
-                    session, spec, table, journal.name, begin=begin, lists_objects=True
-                )
+                found = auditor.audit(session, table, journal.name, begin=begin, lists_objects=True)
             except GazetteError as err:
                 if on_error is None:
                     raise

@@ -7,6 +7,7 @@ change, are remembered in the process: each look adds some, until the sum is com
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Final, final
@@ -48,8 +49,9 @@ class Recount:
         self,
         content: FragmentContent,
         sizes: Mapping[tuple[str, str], int],
-        content_bytes_max: int,
-        is_over: Callable[[], bool],
+        content_bytes_max: int = sys.maxsize,
+        is_over: Callable[[], bool] = lambda: False,
+        *,
         scanner: Callable[[], LineScanner | None] = lambda: None,
     ) -> None:
         self._content = content
@@ -76,7 +78,15 @@ class Recount:
         Returns: None: there was no time for all, or a file cannot be read; another look finds out.
         """
         is_countable = len(kept) <= _FRAGMENTS_MAX
-        state = PartitionState(journal=before.journal, aside=before.aside, moving=before.moving)
+        state = PartitionState(
+            journal=before.journal,
+            aside=before.aside,
+            # What a repair is at, or was killed at, is still to be found by audits.
+            moving=before.moving,
+            # Rollups know its bytes under the former identities, too.
+            created=before.created,
+            formerly=before.formerly,
+        )
         for fragment in kept:
             if state.covers(fragment.begin, fragment.end):
                 continue
