@@ -34,7 +34,7 @@ from gazette_platform.assets.typed_keys import backfill_key, pool_of
 from gazette_platform.assets.typed_runs import workers_of
 from gazette_platform.errors import TypedFenced
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.raw.times import time_of_directory
+from gazette_platform.lake.raw.accounts import time_of_directory
 from gazette_platform.lake.spec.layout import home_directory
 from gazette_platform.lake.spec.typed import TypedSpec
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from gazette_platform.lake.raw.listing import SweepPoint
     from gazette_platform.lake.raw.planning import JournalCursor, Limits, RegistrationCursor
-    from gazette_platform.lake.raw.prunes.shrinker import Look, Shrinker
+    from gazette_platform.lake.raw.pruning import Look, Shrinker
     from gazette_platform.lake.raw.registration import JournalProgress, Registrar, TableReport
     from gazette_platform.lake.raw.repair import MovedFile, Repair, Repairer
     from gazette_platform.lake.raw.views import ensure_views, excluded_files

@@ -39,11 +39,17 @@ from gazette_platform.lake import Registrar, SpecFolder, SweepPoint, TableSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 from gazette_platform.sensors.audits import AuditState, TableAudits
-from gazette_platform.sensors.cursor import SensorCursor, problem_digest
-from gazette_platform.sensors.events import observation, specs_materialization
+from gazette_platform.sensors.cursor import (
+    SensorCursor,
+    TickOutcome,
+    TickState,
+    following,
+    in_turn,
+    problem_digest,
+)
+from gazette_platform.sensors.events import InstanceTold, Told, observation, specs_materialization
 from gazette_platform.sensors.prunes import PruneTick, Retention
 from gazette_platform.sensors.reporting import KnownSlice, Telling, TellingPorts
-from gazette_platform.sensors.reports import InstanceTold, Told
 from gazette_platform.sensors.shares import (
     Share,
     epoch_metadata,
@@ -52,7 +58,6 @@ from gazette_platform.sensors.shares import (
     former_retention,
     shares,
 )
-from gazette_platform.sensors.tick import TickOutcome, TickState, following, in_turn
 from gazette_platform.sensors.waits import follow
 
 _log = logging.getLogger(__name__)

@@ -25,10 +25,10 @@ from gazette_platform.assets.raw import (
 )
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
+from gazette_platform.lake.raw.accounts import time_of
 from gazette_platform.lake.raw.reconcile import Break
-from gazette_platform.lake.raw.times import time_of
 from gazette_platform.ops.text import counted
-from gazette_platform.sensors.reports import data_version
+from gazette_platform.sensors.events import data_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake import Look, PartitionAccount, Shrinker, TableSpec
+    from gazette_platform.lake.raw.accounts import TimeAccount
     from gazette_platform.lake.raw.registration import Metastore
-    from gazette_platform.lake.raw.times import TimeAccount
-    from gazette_platform.sensors.reports import Told
+    from gazette_platform.sensors.events import Told
 
 # Beginnings of journals asked for in a tick.
 _FRONTS_MAX = 8

@@ -24,9 +24,13 @@ from gazette_platform.assets.raw import (
     time_partition,
 )
 from gazette_platform.lake import PartitionAccount
-from gazette_platform.lake.raw.times import TimeAccount, TimeReader, fold, time_of
+from gazette_platform.lake.raw.accounts import TimeAccount, TimeReader, fold, time_of
 from gazette_platform.ops.text import counted
 from gazette_platform.sensors.events import (
+    RowTotal,
+    Totals,
+    added_since,
+    data_version,
     journal_materialization,
     journal_name,
     journal_partition,
@@ -34,12 +38,6 @@ from gazette_platform.sensors.events import (
     moved_aside,
     pruned_materialization,
     repair_materialization,
-)
-from gazette_platform.sensors.reports import (
-    RowTotal,
-    Totals,
-    added_since,
-    data_version,
     totals_of,
     untold,
 )
@@ -51,10 +49,10 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveColumn, HiveTable, MetastoreSession
     from gazette_platform.lake import JournalCursor, Repair, TableReport, TableSpec
+    from gazette_platform.lake.raw.accounts import Time
     from gazette_platform.lake.raw.registration import Metastore
-    from gazette_platform.lake.raw.times import Time
-    from gazette_platform.sensors.reports import Added, TableRows, Told
-    from gazette_platform.sensors.tick import TickOutcome
+    from gazette_platform.sensors.cursor import TickOutcome
+    from gazette_platform.sensors.events import Added, TableRows, Told
 
 # Of a table a tick: partitions that Dagster knows, and Hive partitions read for them, whatever that comes to.
 _LOOKED_MAX: Final = 100

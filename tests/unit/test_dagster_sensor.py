@@ -38,7 +38,7 @@ from gazette_platform.lake.raw.accounts import partition_accounts
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors.audits import AuditState, _is_outgrown
 from gazette_platform.sensors.cursor import SensorCursor, pack, problem_digest, unpacked
-from gazette_platform.sensors.reports import InstanceTold
+from gazette_platform.sensors.events import InstanceTold
 
 pytestmark = pytest.mark.long
 
@@ -734,7 +734,7 @@ def test_what_dagster_was_told_is_looked_at_again_in_slices(platform, monkeypatc
         slices.append(list(keys))
         return partition_accounts(session, table, keys)
 
-    monkeypatch.setattr("gazette_platform.lake.raw.times.partition_accounts", accounts)
+    monkeypatch.setattr("gazette_platform.lake.raw.accounts.partition_accounts", accounts)
     monkeypatch.setattr("gazette_platform.sensors.reporting._LOOKED_MAX", 2)
     platform.write_spec("a")
     for hour in range(5):

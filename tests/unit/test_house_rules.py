@@ -59,7 +59,7 @@ CONTRACTS = {
         "lake.spec.typed.columns lake.spec.typed.json_schema lake.spec.typed.partitions lake.spec.typed.spec lake.spec.typed.typed_columns lake.spec.unfit lake.raw.audits.unfit_finding lake.spec.typed.changes "
         "message.sequencer ops.network protocol.identity "
         "serving.h2.client_machine serving.h2.endpoint serving.h2.frames serving.h2.hpack serving.h2.limits serving.h2.machine serving.h2.requests serving.h2.responses serving.h2.stream "
-        "sensors.tick sensors.waits serving.members.output serving.members.totals serving.rest_messages spark.offsets spark.options spark.reading stores.listings"
+        "sensors.cursor sensors.waits serving.members.output serving.members.totals serving.rest_messages spark.offsets spark.options spark.reading stores.listings"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
 }

@@ -4,7 +4,7 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from lake_world import SPEC
 
 from gazette_platform.lake import Registrar, Shrinker, StoreRoots, parse_table_spec
-from gazette_platform.lake.raw.prunes.shrinker import ShrinkLimits
+from gazette_platform.lake.raw.pruning import ShrinkLimits
 from gazette_platform.lake.raw.reconcile import is_emptied
 from gazette_platform.ops.clock import SystemClock
 
@@ -173,13 +173,13 @@ def test_a_table_of_very_many_fragments_shrinks(tmp_path, monkeypatch):
         "{name: s.b, selector: 'name:prefix=whole', format: json, columns: [{name: id, type: bigint}]}"
     )
     files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
-    monkeypatch.setattr("gazette_platform.lake.raw.prunes.shrinker._PAGE", 1)
+    monkeypatch.setattr("gazette_platform.lake.raw.pruning._PAGE", 1)
     now = int(SystemClock().unix_s())
     made = [files.append("whole", b'{"id":1}\n', mod_time=now) for _ in range(50)]
     look(files, metastore, spec, "whole")
     files.prune(made[0])
     assert look(files, metastore, spec, "whole").shrunk == 1
-    monkeypatch.setattr("gazette_platform.lake.raw.prunes.shrinker._PAGES_OF_ONE_MAX", 30)
+    monkeypatch.setattr("gazette_platform.lake.raw.pruning._PAGES_OF_ONE_MAX", 30)
     files.prune(made[1])
     found = look(files, metastore, spec, "whole")
     assert found.shrunk == 0

@@ -22,7 +22,7 @@ from gazette_platform.lake.raw.partition_state import TRIES_MAX, PartitionState,
 from gazette_platform.lake.reading import content as content_module
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.protocol import CompressionCodec
-from gazette_platform.sensors.reports import data_version
+from gazette_platform.sensors.events import data_version
 
 SPEC = """
 name: s.events

@@ -11,8 +11,13 @@ from dagster_instances import new_instance
 from sensor_platform import SensorPlatform, line, total
 
 from gazette_platform.sensors.cursor import SensorCursor
-from gazette_platform.sensors.events import journal_name, journal_partition
-from gazette_platform.sensors.reports import RowTotal, TableRows, Totals
+from gazette_platform.sensors.events import (
+    RowTotal,
+    TableRows,
+    Totals,
+    journal_name,
+    journal_partition,
+)
 
 
 @pytest.fixture

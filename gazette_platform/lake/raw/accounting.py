@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.applying import Cutover
+    from gazette_platform.lake.raw.counting import Cutover
     from gazette_platform.lake.raw.planning import PlannedPartition
     from gazette_platform.lake.reading.content import FragmentContent
     from gazette_platform.lake.reading.findings import Finding

@@ -6,14 +6,6 @@ Make a raw table again if it cannot follow a change of its spec. No file is dele
 
 The entries of the metastore are dropped, and the sensor registers all fragments again that brokers list. Rows that no
 broker lists any more, such as those of a deleted journal, would not come back. Such a table is left alone.
-
-Fragments of an hour in which their journal changed its store: brought to where the rest of it lies.
-
-A Hive partition has one location. When a journal goes over to another store in the middle of an hour,
-the fragments after that point lie in the same directory of the other store, where engines do not
-look. They are copied beside the others, under their own names: brokers that still list the first store
-see the same fragment twice and use one. Nothing is moved or deleted, and hours to come are registered
-where they lie.
 """
 
 from __future__ import annotations
@@ -30,7 +22,6 @@ from gazette_platform.errors import (
     GazetteError,
     LakeError,
     SchemaMismatch,
-    StoreError,
     ValidationError,
 )
 from gazette_platform.lake.raw.planning import require_codec
@@ -40,12 +31,9 @@ from gazette_platform.lake.reading.check import check_sample
 from gazette_platform.lake.spec.folder import files_beside, in_file, name_clashes
 from gazette_platform.lake.spec.layout import (
     Layout,
-    directory_of,
     expected_layout,
     expected_location,
-    is_same_location,
     partition_columns,
-    require_location,
 )
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.lake.spec.table_spec import TableSpec, read_table_spec
@@ -57,9 +45,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.partition_state import PartitionState
-    from gazette_platform.lake.reading.storage import Storage, StoreFiles
     from gazette_platform.lake.spec.layout import StoreRoots
-    from gazette_platform.protocol import Fragment, JournalSpec
+    from gazette_platform.protocol import JournalSpec
 
 _SUFFIXES = (".yaml", ".yml")
 _JOURNALS_TOLD_MAX = 5
@@ -401,60 +388,3 @@ def drop_entries(session: MetastoreSession, entries: Sequence[HiveTable]) -> Non
         with session.accounts_lock(entry.database, entry.name) as lock:
             lock.require()
             session.drop_table(entry.database, entry.name)
-
-
-@final
-class Cutover:
-    """Copies fragments between the stores of their journals.
-
-    Args:
-        storage: reaches the files.
-        roots: where stores lie for engines.
-        stores: URLs of the stores in each journal's spec.
-    """
-
-    def __init__(
-        self, storage: Storage, roots: StoreRoots, stores: Mapping[str, Sequence[str]]
-    ) -> None:
-        self._storage = storage
-        self._roots = roots
-        self._stores = stores
-
-    def bring(self, table: str, key: str, fragment: Fragment, location: str) -> None:
-        """Have the file of `fragment` at `location`, that of its Hive partition. Idempotent.
-
-        Args:
-            table: its name, for messages.
-            key: of the Hive partition, for messages.
-
-        Raises: PartitionConflict: no store of the journal has its directory there. StoreError: the
-            file cannot be copied; it is tried again.
-        """
-        directory = directory_of(fragment)
-        found = self._roots.location(fragment.backing_store, directory)
-        if is_same_location(found, location):
-            return
-        target = self._store_at(fragment, directory, location)
-        if target is None:
-            require_location(table, key, location, found)
-            return
-        path = fragment.content_path
-        source = self._storage.files(fragment.backing_store)
-        size = source.size(path)
-        if target.exists(path) and target.size(path) == size:
-            return
-        target.take(source, path)
-        if target.size(path) != size:
-            raise StoreError(
-                f"the copy of {path} at {location} has another size; it is tried again"
-            )
-
-    def _store_at(self, fragment: Fragment, directory: str, location: str) -> StoreFiles | None:
-        for store in self._stores.get(fragment.journal, ()):
-            try:
-                place = self._roots.location(store, directory)
-            except GazetteError:
-                continue  # a folder that only brokers know
-            if is_same_location(place, location):
-                return self._storage.files(store)
-        return None

@@ -22,7 +22,8 @@ from gazette_platform.lake.raw.accounts import (
     held_beyond,
     held_of_former,
 )
-from gazette_platform.lake.raw.applying import Cutover, problems_with_journals
+from gazette_platform.lake.raw.applying import problems_with_journals
+from gazette_platform.lake.raw.counting import Cutover
 from gazette_platform.lake.raw.listing import (
     JournalListing,
     SweepPoint,

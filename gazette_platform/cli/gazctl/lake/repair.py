@@ -12,7 +12,7 @@ from gazette_platform.cli.output import note, print_text
 from gazette_platform.errors import GazetteError
 from gazette_platform.lake import Repairer, Shrinker
 from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
-from gazette_platform.lake.raw.audits.full_audit import audit_index
+from gazette_platform.lake.raw.audits.audit import audit_index
 
 
 def adopt(ctx: typer.Context, names: list[str], tables: Path | None, *, dry_run: bool) -> None:

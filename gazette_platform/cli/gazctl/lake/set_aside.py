@@ -23,7 +23,7 @@ from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
 from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, TableSpec
-from gazette_platform.lake.raw.audits.full_audit import audit_content
+from gazette_platform.lake.raw.audits.fit import audit_content
 from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.raw.catch_up import catch_up
 from gazette_platform.lake.raw.set_aside import AsideFile, SetAside

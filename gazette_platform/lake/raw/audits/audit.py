@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.errors import GazetteError
 from gazette_platform.lake.raw.accounts import AccountBook
 from gazette_platform.lake.raw.audits.directories import LOOKED, Accounts, read_accounts
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
@@ -25,13 +26,14 @@ from gazette_platform.lake.spec.layout import directory_of, home_directory, is_a
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.audits.directories import Place
     from gazette_platform.lake.reading.findings import FindingKind
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
+    from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import CompressionCodec, Fragment
 
 # Directories of object stores that one audit lists because of what accounts say.
@@ -547,3 +549,28 @@ def _overlap_findings(journal: str, spans: Iterable[Span], accounts: Accounts) -
             for begin, end in uncovered(cluster, kept)
         ]
     return found
+
+
+def audit_index(
+    session: MetastoreSession,
+    spec: TableSpec,
+    table: HiveTable,
+    source: FragmentSource,
+    roots: StoreRoots,
+    *,
+    on_error: Callable[[str, GazetteError], object] | None = None,
+) -> Iterator[Finding]:
+    """What differs between brokers' index, files and Hive partitions; as `fit.audit_table`."""
+    auditor = Auditor(source, roots)
+    for journal in source.journals(spec.label_selector):
+        begin: int | None = 0
+        while begin is not None:
+            try:
+                found = auditor.audit(session, table, journal.name, begin=begin, lists_objects=True)
+            except GazetteError as err:
+                if on_error is None:
+                    raise
+                on_error(journal.name, err)
+                break
+            yield from found.findings
+            begin = found.end

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.errors import GazetteError, LakeError, StoreError
 from gazette_platform.lake.raw.accounts import COMMIT_MAX, AccountBook, Entry, PartitionAccount
 from gazette_platform.lake.raw.audits.fit import header_scanner
+from gazette_platform.lake.raw.counting import Recount
 from gazette_platform.lake.raw.listing import journal_files, nearest_before
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.prunes.recounting import Recount
 from gazette_platform.lake.raw.reconcile import (
     Evidence,
     Files,

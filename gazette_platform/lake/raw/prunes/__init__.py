@@ -1,1 +1,0 @@
-"""Prunes of raw tables: accounts follow fragments that brokers deleted, and an empty Hive partition is dropped."""
