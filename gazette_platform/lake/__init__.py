@@ -136,7 +136,7 @@ _HOMES = {
         "Repairer",
     ),
     "settings": ("LakeSettings",),
-    "raw.prunes.shrinker": (
+    "raw.pruning": (
         "Look",
         "Shrinker",
     ),

@@ -8,7 +8,7 @@ from dagster import ConfigurableResource, MetadataValue
 from pydantic import Field
 
 from gazette_platform.errors import SetupError
-from gazette_platform.hive import MetastoreClient
+from gazette_platform.hive import Metastore, MetastoreClient
 from gazette_platform.lake import (
     Auditor,
     FitChecker,
@@ -24,7 +24,6 @@ from gazette_platform.lake import (
 from gazette_platform.lake.catalogs import HIVE, ICEBERG
 from gazette_platform.lake.iceberg_catalog import IcebergCatalog
 from gazette_platform.lake.links import table_link
-from gazette_platform.lake.raw.registration import Metastore
 from gazette_platform.lake.rollups import RollupFolder, read_rollup_folder
 
 if TYPE_CHECKING:

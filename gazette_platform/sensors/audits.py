@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from dagster import AssetCheckEvaluation
 
     from gazette_platform.assets.checked import Checked
-    from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.registration import Metastore
+    from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
 
 # Hive partitions with unfit records: those that are known of a table, and those looked at again a tick.
 _UNFIT_MAX = 200

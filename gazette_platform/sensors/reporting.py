@@ -47,10 +47,9 @@ if TYPE_CHECKING:
 
     from dagster import AssetMaterialization, MetadataValue
 
-    from gazette_platform.hive import HiveColumn, HiveTable, MetastoreSession
+    from gazette_platform.hive import HiveColumn, HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake import JournalCursor, Repair, TableReport, TableSpec
     from gazette_platform.lake.raw.accounts import Time
-    from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.sensors.cursor import TickOutcome
     from gazette_platform.sensors.events import Added, TableRows, Told
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.lake.catalogs import HIVE
@@ -65,9 +65,8 @@ from gazette_platform.protocol import CompressionCodec, is_another, learned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
-    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake.reading.findings import Finding
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.table_spec import TableSpec
@@ -75,14 +74,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import Fragment, JournalSpec
 
 _SAMPLES_MAX = 5
-
-
-class Metastore(Protocol):
-    """Opens sessions: `MetastoreClient`, or a stand-in for it."""
-
-    def connect(self) -> AbstractContextManager[MetastoreSession]:
-        """A session for the length of a scope."""
-        ...
 
 
 @final
@@ -237,11 +228,11 @@ class Registrar:
             created = self._source.created(spec.label_selector)
             # Identity first: offsets of two journals of one name do not compare, so no other step
             # may use them.
-            if table is not None and LAYOUT in table.parameters:
-                book = AccountBook(session, table)
-                self._refuse_former(book, spec, listed, created, report, is_over)
             if table is not None:
-                self._go_back(AccountBook(session, table), spec, listed, report, is_over)
+                book = AccountBook(session, table)
+                if LAYOUT in table.parameters:
+                    self._refuse_former(book, spec, listed, created, report, is_over)
+                self._go_back(book, spec, listed, report, is_over)
                 report.errors += _codec_errors(journals)
             for journal, listing in listed.items():
                 # A journal that is gone by now stays what it was.

@@ -55,9 +55,8 @@ from gazette_platform.protocol import parse_fragment_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
-    from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.rollups.covers import Covers, SliceCover
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.rollups.spec import RollupSpec
