@@ -325,6 +325,44 @@ _JOURNALS_SHOWN = 50
 _SPANS_SHOWN = 8
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What took fragments from a time, as its event says."""
+
+    moved: Sequence[MovedFile] = ()
+    """Files that others cover, and that were moved aside."""
+    pruned: str = ""
+    """The journal that lost all of its fragments at that time to a prune."""
+
+    def text(self, added: Added) -> str:
+        """Return the description of the event; empty: it has the usual one."""
+        if self.moved:
+            return moved_aside(len(self.moved))
+        count = -added.fragments
+        if not self.pruned or count <= 0:
+            return ""
+        all_of_it = "the only fragment" if count == 1 else f"all {count} fragments"
+        return f"{all_of_it} of {self.pruned} {'was' if count == 1 else 'were'} pruned"
+
+    @property
+    def metadata(self) -> dict[str, RawMetadataValue]:
+        """What the event says besides."""
+        if not self.moved:
+            return {}
+        return {
+            "files_moved": len(self.moved),
+            "rows_moved": sum(m.rows for m in self.moved),
+            "content_bytes_moved": sum(m.finding.end - m.finding.begin for m in self.moved),
+            "moved": MetadataValue.json(
+                [{"file": m.finding.path, "to": m.target} for m in self.moved[:_PROBLEMS_SHOWN]]
+            ),
+        }
+
+
+NO_CAUSE: Final = Cause()
+
+
 def materialization(
     spec: TableSpec,
     account: TimeAccount,
@@ -334,6 +372,7 @@ def materialization(
     page: Mapping[str, RawMetadataValue],
     partitions: Sequence[HiveColumn] = (),
     catalog: str = HIVE,
+    cause: Cause = NO_CAUSE,
 ) -> AssetMaterialization:
     """The event of a time: its totals over all Hive partitions, and what they have more than the event before.
 
@@ -345,97 +384,48 @@ def materialization(
         page: metadata with a link to a page of the table, if there is one.
         partitions: partition columns of the table.
         catalog: what Trino calls the catalog of the table.
+        cause: what took fragments from it, if that is known.
     """
-    key, parts = account.time.key, account.filled or account.parts
+    key, filled = account.time.key, account.filled
+    parts = filled or account.parts
     query = partition_query(spec, key, partition_values(key), catalog)
-    metadata = _held_metadata(spec, account, rows=rows, catalog=catalog) | {
-        "query": MetadataValue.md(f"```sql\n{query}\n```"),
-        "fragments_added": added.fragments,
-        "content_bytes_added": added.content_bytes,
-    }
-    if len(parts) == 1:
-        metadata["location"] = MetadataValue.path(parts[0].location)
-    if added.rows is not None:
-        metadata["rows_added"] = added.rows
-    # Dagster shows the columns of the newest event, or else of the definition, which knows what the spec describes.
-    if added.is_first or not describes_partitions(spec, partitions):
-        metadata["dagster/column_schema"] = column_schema(spec, partitions or None)
-    metadata |= page
-    of = f"of {parts[0].journal}" if len(parts) == 1 else f"in {counted(len(parts), 'journal')}"
-    fragments = counted(abs(added.fragments), "fragment")
-    return AssetMaterialization(
-        asset_key=table_key(spec.name),
-        partition=time_partition(account.time),
-        description=f"{fragments} {of}"
-        if added.fragments >= 0
-        else f"{fragments} {of} {'is' if added.fragments == -1 else 'are'} gone",
-        metadata=metadata,
-        tags={DATA_VERSION: data_version(account)},
-    )
-
-
-def pruned_materialization(
-    event: AssetMaterialization, journal: str, added: Added
-) -> AssetMaterialization:
-    """The `materialization` of a time that lost all of a journal to a prune: its Hive partition is dropped then."""
-    count = -added.fragments
-    all_of_it = "the only fragment" if count == 1 else f"all {count} fragments"
-    text = f"{all_of_it} of {journal} {'was' if count == 1 else 'were'} pruned"
-    return event._replace(description=text)
-
-
-def repair_materialization(
-    spec: TableSpec,
-    account: TimeAccount,
-    moved: Sequence[MovedFile],
-    *,
-    rows: TableRows | None = None,
-    catalog: str = HIVE,
-) -> AssetMaterialization:
-    """The event of a time that `moved` files, all of them, were moved out of."""
-    return AssetMaterialization(
-        asset_key=table_key(spec.name),
-        partition=time_partition(account.time),
-        description=moved_aside(len(moved)),
-        metadata=_held_metadata(spec, account, rows=rows, catalog=catalog)
-        | {
-            "files_moved": len(moved),
-            "rows_moved": sum(m.rows for m in moved),
-            "content_bytes_moved": sum(m.finding.end - m.finding.begin for m in moved),
-            "moved": MetadataValue.json(
-                [{"file": m.finding.path, "to": m.target} for m in moved[:_PROBLEMS_SHOWN]]
-            ),
-        },
-        tags={DATA_VERSION: data_version(account)},
-    )
-
-
-def _held_metadata(
-    spec: TableSpec, account: TimeAccount, *, rows: TableRows | None, catalog: str
-) -> dict[str, RawMetadataValue]:
-    """What a time holds now, and how many rows the whole table has."""
-    filled = account.filled
     metadata: dict[str, RawMetadataValue] = {
         "dagster/table_name": f"{catalog}.{spec.name}",
-        "partition": account.time.key,
+        "partition": key,
         "journals": len(filled),
         "offsets": MetadataValue.text(_offsets({p.journal: p.state.ranges for p in filled})),
         "fragments": account.fragments,
         "content_bytes": account.content_bytes,
         "unfit_records": account.unfit_records,
+        "query": MetadataValue.md(f"```sql\n{query}\n```"),
+        "fragments_added": added.fragments,
+        "content_bytes_added": added.content_bytes,
     }
-    if account.rows is not None:
-        metadata["dagster/partition_row_count"] = account.rows
-    if rows is not None:
-        metadata |= rows.metadata
-    if account.stored_bytes is not None:
-        metadata["stored_bytes"] = account.stored_bytes
-    if account.overlap_bytes:
+    optional = {
+        "dagster/partition_row_count": account.rows,
+        "stored_bytes": account.stored_bytes,
         # Raw queries see these rows twice until the overlap is repaired.
-        metadata["overlap_bytes"] = account.overlap_bytes
-    if account.gaps:
-        metadata["gaps"] = account.gaps
-    return metadata
+        "overlap_bytes": account.overlap_bytes or None,
+        "gaps": account.gaps or None,
+        "rows_added": added.rows,
+    }
+    metadata |= {name: figure for name, figure in optional.items() if figure is not None}
+    metadata |= rows.metadata if rows is not None else {}
+    if len(parts) == 1:
+        metadata["location"] = MetadataValue.path(parts[0].location)
+    # Dagster shows the columns of the newest event, or else of the definition, which knows what the spec describes.
+    if added.is_first or not describes_partitions(spec, partitions):
+        metadata["dagster/column_schema"] = column_schema(spec, partitions or None)
+    of = f"of {parts[0].journal}" if len(parts) == 1 else f"in {counted(len(parts), 'journal')}"
+    fragments = counted(abs(added.fragments), "fragment")
+    gone = f" {'is' if added.fragments == -1 else 'are'} gone" if added.fragments < 0 else ""
+    return AssetMaterialization(
+        asset_key=table_key(spec.name),
+        partition=time_partition(account.time),
+        description=cause.text(added) or f"{fragments} {of}{gone}",
+        metadata=metadata | page | cause.metadata,
+        tags={DATA_VERSION: data_version(account)},
+    )
 
 
 def _offsets(covered: Mapping[str, Sequence[tuple[int, int]]]) -> str:

@@ -27,6 +27,8 @@ from gazette_platform.lake import PartitionAccount
 from gazette_platform.lake.raw.accounts import TimeAccount, TimeReader, fold, time_of
 from gazette_platform.ops.text import counted
 from gazette_platform.sensors.events import (
+    NO_CAUSE,
+    Cause,
     RowTotal,
     Totals,
     added_since,
@@ -36,8 +38,6 @@ from gazette_platform.sensors.events import (
     journal_partition,
     materialization,
     moved_aside,
-    pruned_materialization,
-    repair_materialization,
     totals_of,
     untold,
 )
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from dagster import AssetMaterialization, MetadataValue
 
     from gazette_platform.hive import HiveColumn, HiveTable, Metastore, MetastoreSession
-    from gazette_platform.lake import JournalCursor, Repair, TableReport, TableSpec
+    from gazette_platform.lake import JournalCursor, MovedFile, Repair, TableReport, TableSpec
     from gazette_platform.lake.raw.accounts import Time
     from gazette_platform.sensors.cursor import TickOutcome
-    from gazette_platform.sensors.events import Added, TableRows, Told
+    from gazette_platform.sensors.events import TableRows, Told
 
 # Of a table a tick: partitions that Dagster knows, and Hive partitions read for them, whatever that comes to.
 _LOOKED_MAX: Final = 100
@@ -215,17 +215,10 @@ class Telling:
 
     def tell_pruned(self, account: TimeAccount, journal: str) -> None:
         """Report, unless this tick has, what is left at a time that lost all of a journal to a prune."""
-        version, _ = self._now.get(time_partition(account.time), ("", None))
-        if version == data_version(account):
-            return
-        (before,) = self._before([account])
-        event, added = self._event(account, before)
-        if added.fragments < 0:
-            event = pruned_materialization(event, journal, added)
-        self._outcome.events.append(event)
+        self._tell([account], {time_partition(account.time): Cause(pruned=journal)})
 
     def tell_repair(self, table: HiveTable | None, repair: Repair) -> None:
-        """One event a time that files were moved out of.
+        """Report each time that files were moved out of.
 
         Raises: LakeError: the metastore cannot be reached.
         """
@@ -241,17 +234,12 @@ class Telling:
             )
             for moved in repair.moved
         ]
-        times = self.fold(table, accounts)
-        for account, before in zip(times, self._before(times), strict=True):
-            keys = {part.key for part in account.parts}
-            event = repair_materialization(
-                self._spec,
-                account,
-                [moved for moved in repair.moved if moved.key in keys],
-                rows=self._note(account, before),
-                catalog=self._ports.trino_catalog,
-            )
-            self._outcome.events.append(event)
+        moved: dict[str, list[MovedFile]] = {}
+        for each in repair.moved:
+            key = time_partition(time_of(each.key, each.finding.journal))
+            moved.setdefault(key, []).append(each)
+        causes = {key: Cause(moved=files) for key, files in moved.items()}
+        self._tell(self.fold(table, accounts), causes)
         self._outcome.summaries.append(
             f"{self._spec.name}: {moved_aside(len(repair.moved))}, "
             f"{counted(sum(m.rows for m in repair.moved), 'row is', 'rows are')} seen once again."
@@ -274,18 +262,28 @@ class Telling:
         known = self._ports.told.partitions(name, list(dict.fromkeys(again.values())))
         return [a for a in report.accounts if a.key not in again or again[a.key] not in known]
 
-    def _tell(self, times: Sequence[TimeAccount]) -> list[TimeAccount]:
+    def _tell(
+        self, times: Sequence[TimeAccount], causes: Mapping[str, Cause] | None = None
+    ) -> list[TimeAccount]:
         """Report what differs, and the partitions that Dagster lacks.
 
-        Returns: what differed.
+        Args:
+            times: to be compared with what was reported.
+            causes: by Dagster's partition key, what took fragments from some of them. That files were moved is
+                reported in any case.
+
+        Returns: what was reported.
         """
-        ports, outcome = self._ports, self._outcome
+        ports, outcome, causes = self._ports, self._outcome, causes or {}
         keys = {time_partition(account.time): account for account in times}
         versions = {**ports.told.versions(self._asset, list(keys))}
         versions |= {key: version for key, (version, _) in self._now.items()}
-        told = untold(times, versions)
+        due = {time_partition(account.time) for account in untold(times, versions)}
+        due |= {key for key, cause in causes.items() if cause.moved}
+        told = [account for key, account in keys.items() if key in due]
         for account, before in zip(told, self._before(told), strict=True):
-            outcome.events.append(self._event(account, before)[0])
+            cause = causes.get(time_partition(account.time), NO_CAUSE)
+            outcome.events.append(self._event(account, before, cause))
         # A tick may have ended between its events and its partitions.
         known = ports.told.partitions(str(self._partitions.name), list(keys))
         missing = [key for key, account in keys.items() if account.filled and key not in known]
@@ -323,23 +321,20 @@ class Telling:
         return [found.get(key) for key in keys]
 
     def _event(
-        self, account: TimeAccount, before: Totals | None
-    ) -> tuple[AssetMaterialization, Added]:
-        """The event of a time, and what it has more than the one before."""
-        added = added_since(account, before)
-        rows = self._note(account, before)
+        self, account: TimeAccount, before: Totals | None, cause: Cause
+    ) -> AssetMaterialization:
+        """The event of a time."""
         catalog = self._ports.trino_catalog
-        page = self._ports.table_page(f"{catalog}.{self._spec.name}")
-        event = materialization(
+        return materialization(
             self._spec,
             account,
-            added,
-            rows=rows,
-            page=page,
+            added_since(account, before),
+            rows=self._note(account, before),
+            page=self._ports.table_page(f"{catalog}.{self._spec.name}"),
             partitions=self._columns,
             catalog=catalog,
+            cause=cause,
         )
-        return event, added
 
     def _note(self, account: TimeAccount, before: Totals | None) -> TableRows | None:
         """Note what is reported of a time now. Returns: rows of the whole table after that."""

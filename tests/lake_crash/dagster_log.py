@@ -76,5 +76,6 @@ def _told(event: Any) -> Told:
     return Told(
         version=event.tags[DATA_VERSION],
         rows=values.get("dagster/partition_row_count"),
-        added=values.get("rows_added") if "rows_moved" not in values else None,
+        added=values.get("rows_added"),
+        is_repair="rows_moved" in values,
     )

@@ -494,6 +494,10 @@ def test_overlap_turns_red_changes_the_view_and_turns_green_when_repaired(platfo
     assert all(passed(platform).values())
     assert event.partition == "05"
     assert event.metadata["files_moved"].value == event.metadata["rows_moved"].value == 1
+    # Its rows were in no account, so they are in no sum of events either.
+    assert event.metadata["rows_added"].value == event.metadata["fragments_added"].value == 0
+    assert event.description == "1 file that others cover was moved aside"
+    assert sum(numbers(platform.instance, "a")["05"]) == 2
     assert event.metadata["dagster/partition_row_count"].value == 2
     assert event.metadata["dagster/row_count"].value == 2
     assert event.metadata["moved"].value == [

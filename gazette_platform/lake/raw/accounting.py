@@ -1,4 +1,4 @@
-"""Accounts of Hive partitions: what each holds, counted once, and changed by one process at a time.
+"""Counting new fragments of one tick into the accounts of their Hive partitions.
 
 Reading fragments takes long, so the accountant reads first. Then, under the metastore's lock, it reads the accounts
 again, leaves out what others have counted meanwhile, and adds the rest. So two registrars that meet count everything
@@ -7,8 +7,6 @@ once, and the loser has only read in vain.
 A tick leaves fragments that it has no time for to the next one. It registers the first one in any case, so that each
 tick makes progress; a later look counts its rows, as it does for damaged files that were restored. A count continues
 where the one before ended, within one process. It restarts a few times at most, as long as the file is the same.
-
-Long because reading, counting and writing decide together what one lock may cover.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Table specs on their way into the folder: what speaks against them, and how they get there.
+"""Table specs on their way into their folder: what is wrong with them, how they get there, and when a table is made again.
 
 Nothing is written before a whole set of specs is found good; each file then takes its place at once.
 
-Make a raw table again if it cannot follow a change of its spec. No file is deleted.
-
-The entries of the metastore are dropped, and the sensor registers all fragments again that brokers list. Rows that no
-broker lists any more, such as those of a deleted journal, would not come back. Such a table is left alone.
+If a raw table cannot follow a change of its spec, its entries in the metastore are dropped, and the sensor registers all
+fragments again that brokers list. No file is deleted. Rows that no broker lists any more, such as those of a deleted journal,
+would not come back: such a table is left alone.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Which Hive partitions new fragments belong to: decided here, purely; done in `registration`.
+"""Which Hive partitions new fragments belong to, and how far each journal is registered: decided purely.
 
-How far each journal of a table is registered, and what of it is still awaited: decided purely.
-
-A journal's cursor says where to go on, and which bytes before that are missing: *holes*. A hole is
-waited for, because another broker may still be uploading its fragment, but what follows it is
-registered all the same. It is given up when the fragment after it is as old as brokers let readers
-wait, or was pruned with all before it, and no sooner, so neither a slow store nor one bad file holds
-anything else up.
+A journal's cursor says where to go on, and which bytes before that are missing: *holes*. Registration waits for a hole,
+because another broker may still be uploading its fragment, but registers what follows all the same. It gives a hole up when
+the fragment after it is as old as brokers let readers wait, or when all before that fragment was pruned. It does so no
+sooner, so neither a slow store nor one bad file delays anything else.
 
 Times are those of fragments, never a clock's, so the cursor's text is the same for the same progress.
 """

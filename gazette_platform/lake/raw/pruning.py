@@ -1,14 +1,12 @@
 """Accounts follow prunes: Hive partitions that lost fragments shrink, and those that lost all are dropped.
 
 A look takes some Hive partitions of one journal, in the order of time, and compares their accounts with what brokers
-list, which is one metastore call and a page or two. Only where these differ are directories listed, the proof of the
-store looked for, and what is left counted again; `verdict` then decides. Nothing is ever deleted but entries
-of the metastore, and those come back by the round over old fragments if the files do.
+list, which is one metastore call and a page or two. Only where `reconcile` finds lost bytes does it list the directory and
+look for the proof of the store; `judge` then decides, and what is left is counted again. Only entries of the metastore are
+ever deleted, and those come back by the round over old fragments if the files do.
 
 Dropping takes two steps, so that the caller can report Hive partitions before they are gone: a look
 empties the accounts, and `drop` drops what is empty, once its caller has reported that.
-
-Long because a look and what it asks of brokers and stores are read together.
 """
 
 from __future__ import annotations
@@ -188,7 +186,7 @@ class Shrinker:
         book = AccountBook(session, table)
         view = _View(self._source, self._roots, self._storage, spec, book, journal, cursor)
         parts, following = self._parts(book, journal.name, after)
-        # Nothing is locked here: judging lists stores, which may take minutes. `_write` compares
+        # Nothing is locked here: judging lists stores, which may take minutes. `_shrink` compares
         # with what was judged.
         result = Look(following=following)
         judged: list[tuple[Entry, Judgement]] = []
