@@ -98,8 +98,8 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
         *("records", "told_at"),
     }
     assert cursor == {
-        "version": 2,
-        "tables": {"s.a": {"a/part=0": {"at": [45, 36, 1], "created": 41}}},
+        "version": 3,
+        "tables": {"s.a": {"a/part=0": [45, 36, 1, 41]}},
         "sweep": ["s.a", "", 0],
         "audited": "s.a",
         "problems": {"s.a": "ok"},
@@ -412,7 +412,7 @@ def test_spec_that_is_gone_is_forgotten(platform):
     platform.files.append("a/part=0", line(1))
     platform.write_spec("b")
     before = parts_of(platform.tick().cursor)["tables"]
-    assert before == {"s.a": {"a/part=0": {"at": [9, 0, 1], "created": 41}}, "s.b": {}}
+    assert before == {"s.a": {"a/part=0": [9, 0, 1, 41]}, "s.b": {}}
     (platform.tables / "a.yaml").write_text("name: [")  # broken for one tick
     assert parts_of(platform.tick().cursor)["tables"] == before
     (platform.tables / "a.yaml").unlink()
