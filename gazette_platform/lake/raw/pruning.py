@@ -19,6 +19,7 @@ from gazette_platform.lake.raw.accounts import COMMIT_MAX, AccountBook, Entry, P
 from gazette_platform.lake.raw.audits.fit import header_scanner
 from gazette_platform.lake.raw.counting import Recount
 from gazette_platform.lake.raw.listing import journal_files, nearest_before
+from gazette_platform.lake.raw.overlaps import in_time
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import (
     Evidence,
@@ -30,7 +31,6 @@ from gazette_platform.lake.raw.reconcile import (
 )
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.reading.content import FragmentContent
-from gazette_platform.lake.reading.segments import in_time
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import directory_of, plain_location
 from gazette_platform.protocol import LabelSelector, LabelSet, is_another, learned

@@ -41,8 +41,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, final
 
-from gazette_platform.lake.raw.planning import subtract
 from gazette_platform.lake.spec.layout import is_aside
+from gazette_platform.protocol.ranges import subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -85,7 +85,7 @@ def reconcile(state: PartitionState, ought: Iterable[Fragment]) -> Difference:
         missing=tuple(f for f in stored if not state.settles(f.begin, f.end)),
         held=held,
         again=tuple(f for f in held if (f.begin, f.end) in noted) if noted else (),
-        lost=tuple(subtract(state.ranges, [(f.begin, f.end) for f in stored])),
+        lost=tuple(subtract_ranges(state.ranges, [(f.begin, f.end) for f in stored])),
         surplus=state.fragments - len(held),
         surplus_bytes=state.content_bytes - sum(f.content_length for f in held),
     )

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
 from gazette_platform.lake.raw.accounts import AccountBook
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files, listed_in
+from gazette_platform.lake.raw.overlaps import Span, chain
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor
 from gazette_platform.lake.raw.reconcile import reconcile
 from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN, FragmentContent
-from gazette_platform.lake.reading.segments import Span, chain
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import directory_of
 from gazette_platform.protocol import parse_fragment_path

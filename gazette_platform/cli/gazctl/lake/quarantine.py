@@ -42,7 +42,7 @@ def list_records(
     rows = quarantined_rows(
         handle, journal=journal, begin=begin, reason=reason, limit=limit + 1
     ).to_pylist()
-    if output_format is OutputFormat.TABLE:
+    if output_format == "table":
         print_table(
             ["Journal", "Begin", "End", "Reason", "Record"], [_cells(row) for row in rows[:limit]]
         )

@@ -16,14 +16,15 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.lake.raw.accounts import AccountBook
 from gazette_platform.lake.raw.audits.directories import LOOKED, Accounts, read_accounts
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
+from gazette_platform.lake.raw.overlaps import Span, choose, clusters, lowered, uncovered
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor, is_readable
 from gazette_platform.lake.raw.reconcile import reconcile
 from gazette_platform.lake.reading.findings import Finding
-from gazette_platform.lake.reading.segments import Span, choose, clusters, gaps, lowered, uncovered
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import directory_of, home_directory, is_aside
 from gazette_platform.protocol import parse_fragment_path
+from gazette_platform.protocol.ranges import gaps_between
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -335,7 +336,7 @@ def _gap_findings(journal: str, listed: Sequence[Fragment]) -> list[Finding]:
             "files, put it back in its place: a round of sensor `fragments` finds and registers it; "
             "else nothing is to be done",
         )
-        for begin, end in gaps((f.begin, f.end) for f in listed if f.content_length)
+        for begin, end in gaps_between((f.begin, f.end) for f in listed if f.content_length)
     ]
 
 

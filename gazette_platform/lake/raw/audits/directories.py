@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.reading.segments import overlapping, walk_outward
+from gazette_platform.lake.raw.overlaps import overlapping, walk_outward
 from gazette_platform.lake.spec.layout import directory_of, plain_location
 from gazette_platform.ops.lru import Lru
 
