@@ -19,7 +19,7 @@ from gazette_platform.lake.reading.arrow_types import RefusedError
 from gazette_platform.lake.reading.csv_columns import read_csv_lines
 from gazette_platform.lake.reading.json_columns import Field, JsonReader
 from gazette_platform.lake.reading.sifting import BLANKS, Sifter, guess
-from gazette_platform.lake.spec.schema import ColumnType
+from gazette_platform.lake.spec.types import ColumnType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

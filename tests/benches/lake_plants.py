@@ -11,7 +11,7 @@ from gazette_platform.lake.raw.prunes import shrinker as shrinking
 from gazette_platform.lake.raw.prunes.verdict import Judgement
 from gazette_platform.sensors import audits, prunes, reporting as telling
 from gazette_platform.stores import objects
-from gazette_platform.stores.listings import OddAnswer, Page
+from gazette_platform.stores.answers import OddAnswer, Page
 
 __all__ = [
     "believe_listings",

@@ -13,7 +13,7 @@ from typed_merges import keyed, merged, said, upsert
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg.catalog import MetastoreHandle
 from gazette_platform.lake.iceberg.metastore import IcebergTables
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.tables.table import open_table
 from gazette_platform.message.uuid import build_uuid
 from gazette_platform.spark.typed_workers import SparkWorkers

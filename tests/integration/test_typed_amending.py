@@ -14,7 +14,7 @@ from gazette_platform.errors import (
     TypedFenced,
 )
 from gazette_platform.lake.iceberg.publishing import summary_of
-from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
+from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor

@@ -14,8 +14,8 @@ from typed_world import spec
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import DataError, LakeError
-from gazette_platform.lake.spec.typed.partitions import parse_partition
-from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
+from gazette_platform.lake.spec.typed.columns import TypedColumn
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs.working import LocalWorkers, carry_out, discard

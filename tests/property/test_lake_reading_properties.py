@@ -12,8 +12,8 @@ from gazette_platform.lake.reading.arrow_types import RefusedError
 from gazette_platform.lake.reading.json_columns import Field, JsonReader
 from gazette_platform.lake.reading.rows import row_parser
 from gazette_platform.lake.reading.scalar_columns import ScalarReader, is_scalar
-from gazette_platform.lake.spec.schema import parse_type
 from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.types import parse_type
 from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth
 
 KINDS = sorted({case.type for case in VALUES} | {"map<string,double>", "array<date>"})

@@ -10,11 +10,16 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from gazette_platform.lake.spec.schema import ColumnType
-from gazette_platform.lake.spec.typed.columns import KEY_TYPES, SCALARS, TRANSFORMS, text_of
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.typed.columns import SYSTEM_COLUMNS, TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.spec.typed.typed_columns import SYSTEM_COLUMNS, TypedColumn
+from gazette_platform.lake.spec.types import (
+    KEY_TYPES,
+    SCALARS,
+    TRANSFORMS,
+    ColumnType,
+    parse_partition,
+    text_of,
+)
 from gazette_platform.lake.typed.schema.evolution import plan_evolution
 from gazette_platform.lake.typed.schema.iceberg_types import (
     new_partition_spec,

@@ -16,9 +16,9 @@ from msgspec import structs
 from gazette_platform import Change
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.spec.table_spec import parse_table_spec
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import TooLate, patient, wait_until

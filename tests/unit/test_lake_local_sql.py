@@ -26,8 +26,8 @@ from gazette_platform.lake.engines.duckdb.snapshot import TableExtent, TableSnap
 from gazette_platform.lake.reading.arrow_types import arrow_type
 from gazette_platform.lake.reading.rows import fitted, parse_line, row_parser
 from gazette_platform.lake.spec.layout import PartitionColumn
-from gazette_platform.lake.spec.schema import parse_type
 from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.types import parse_type
 from gazette_platform.protocol import Fragment
 
 

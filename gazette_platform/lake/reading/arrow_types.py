@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from gazette_platform.lake.spec.schema import ColumnType
-from gazette_platform.lake.spec.typed.columns import TRUNCATED
+from gazette_platform.lake.spec.types import TRUNCATED, ColumnType
 from gazette_platform.message.uuid import uuid_bytes
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def is_hard(kind: ColumnType) -> bool:
 def arrow_type(kind: ColumnType) -> pa.DataType:
     """Arrow's type of a column.
 
-    >>> from gazette_platform.lake.spec.schema import parse_type
+    >>> from gazette_platform.lake.spec.types import parse_type
     >>> str(arrow_type(parse_type("array<decimal(5,2)>")))
     'list<element: decimal128(5, 2)>'
     """

@@ -37,7 +37,7 @@ from gazette_platform.message.arrow_parsers import check_depth, depth_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gazette_platform.lake.spec.schema import ColumnType
+    from gazette_platform.lake.spec.types import ColumnType
 
 _NULL: Final = b"null"
 # Python's own stack is what takes values apart, and how much of it is left depends on who calls.

@@ -37,8 +37,8 @@ from gazette_platform.lake.spec.formats import csv_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.types import ColumnType
 
     _Reader = tuple[Callable[[bytes], list[pa.Array]], Sifter[list[pa.Array]]]
 

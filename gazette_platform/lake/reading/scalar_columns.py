@@ -23,7 +23,7 @@ from gazette_platform.lake.reading.json_columns import check_plain, record_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gazette_platform.lake.spec.schema import ColumnType
+    from gazette_platform.lake.spec.types import ColumnType
 
 _EPOCH: Final = date(1970, 1, 1)
 _NOTHING: Final[dict[str, Any]] = {"string": "", "boolean": False, "date": _EPOCH}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gazette_platform.lake.reading.json_columns import Field
-    from gazette_platform.lake.spec.schema import ColumnType
+    from gazette_platform.lake.spec.types import ColumnType
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from gazette_platform.lake.reading.arrow_types import arrow_type
 from gazette_platform.lake.reading.rows import row_parser
 from gazette_platform.lake.reading.scalar_columns import array_of
 from gazette_platform.lake.spec.formats import header_pattern, header_places
-from gazette_platform.lake.spec.schema import ColumnType, parse_type
+from gazette_platform.lake.spec.types import ColumnType, parse_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

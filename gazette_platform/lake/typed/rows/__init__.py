@@ -1,1 +1,8 @@
-"""Blocks of lines as typed rows: parsed at once, bad records kept apart with a reason, each with its place in its journal."""
+"""Rows of typed tables: blocks of lines become Arrow columns, and bad records keep their place and reason.
+
+`parsing` reads a block at once with the parser of `lake.reading`, which also finds the good lines of a block that is refused.
+`changes` takes Debezium envelopes apart first. `placing` adds the journal and offset of each row, and `records` words why a line
+is not a record.
+
+Guarantee: a line is a row, or bad, whatever lines stand beside it.
+"""

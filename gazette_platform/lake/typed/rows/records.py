@@ -22,15 +22,15 @@ from gazette_platform.lake.reading.json_columns import (
     is_too_deep,
     repeated_keys,
 )
-from gazette_platform.lake.spec.typed.columns import FORMATS, TRUNCATED, text_of
+from gazette_platform.lake.spec.types import FORMATS, TRUNCATED, text_of
 from gazette_platform.message.uuid import Flags, parse_uuid, parse_uuid_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gazette_platform.lake.reading.json_columns import ValueReader
+    from gazette_platform.lake.spec.typed.columns import TypedColumn
     from gazette_platform.lake.spec.typed.spec import TypedSpec
-    from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 
 _ACK: Final = int(Flags.ACK_TXN)
 

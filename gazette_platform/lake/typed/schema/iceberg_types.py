@@ -34,7 +34,7 @@ from pyiceberg.types import (
 )
 
 from gazette_platform.lake.reading.arrow_types import arrow_type
-from gazette_platform.lake.spec.schema import ColumnType
+from gazette_platform.lake.spec.types import ColumnType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
