@@ -32,7 +32,7 @@ from gazette_platform.assets.raw import table_key, table_partitions, time_partit
 from gazette_platform.assets.typed_events import COMPLETE_CHECK, complete_evaluation, measured
 from gazette_platform.assets.typed_keys import backfill_key, pool_of
 from gazette_platform.assets.typed_runs import workers_of
-from gazette_platform.errors import TypedFenced
+from gazette_platform.errors import TableFenced
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.raw.set_aside import home_directory
 from gazette_platform.lake.raw.times import time_of_directory
@@ -140,7 +140,7 @@ def _backfilled(
         runner = BackfillRunner(tables, workers, client, log=context.log.info)
         try:
             return runner.run(spec, raw, fragments_at(raw, context.partition_keys))
-        except TypedFenced as err:
+        except TableFenced as err:
             context.log.warning("%s", err)
             return runner.run(spec, raw, fragments_at(raw, context.partition_keys))
 

@@ -28,7 +28,7 @@ from gazette_platform.assets.typed_events import (
     unreadable_evaluation,
 )
 from gazette_platform.assets.typed_keys import TypedSources, quarantine_key, typed_key
-from gazette_platform.errors import TypedFenced, TypedProgressGone, TypedRolledBack
+from gazette_platform.errors import TableFenced, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.engines.spark import prepare_environment
 from gazette_platform.lake.spec.typed import TypedSpec
@@ -145,7 +145,7 @@ def _runs(context: AssetExecutionContext, run: Callable[[], "RunReport"]) -> "It
     for _ in range(_RUNS_MAX):
         try:
             report = run()
-        except TypedFenced as err:
+        except TableFenced as err:
             # By a process that goes on without end, say: from where that has come there is less to do.
             context.log.warning("%s", err)
             report = run()

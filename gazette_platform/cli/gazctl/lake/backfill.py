@@ -25,7 +25,7 @@ from gazette_platform.cli.gazctl.lake.context import (
 from gazette_platform.cli.gazctl.lake.run import workers_of
 from gazette_platform.cli.gazctl.lake.typed_commands import Engine
 from gazette_platform.cli.output import note, print_text, printable
-from gazette_platform.errors import TypedFenced, TypedRolledBack, ValidationError
+from gazette_platform.errors import TableFenced, TypedRolledBack, ValidationError
 from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.checks.status import progress_of_table
 from gazette_platform.lake.typed.planning.row_ranges import fragments_of
@@ -238,7 +238,7 @@ def accept(
     try:
         accept_rollback(handle, rollback)
     except CommitFailedException as err:
-        raise TypedFenced(
+        raise TableFenced(
             f"{table.typed.name} was changed meanwhile, so nothing was accepted: look at it again"
         ) from err
     note(f"{table.typed.name}: its progress is that of snapshot {rollback.to} now")

@@ -26,7 +26,7 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 
-from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.iceberg.catalog import present
 from gazette_platform.lake.typed.files.stored_rows import stored_rows
 from gazette_platform.lake.typed.files.writing import RowWriter
@@ -161,7 +161,7 @@ class Reprocessor:
             spec: of the typed table, which is changed as it says.
             meant: which records; None: all.
 
-        Raises: SchemaMismatch: the table has a key, or cannot become what the spec says. TypedFenced: another one has
+        Raises: SchemaMismatch: the table has a key, or cannot become what the spec says. TableFenced: another one has
             changed the same records, or the table, meanwhile: run again. TypedProgressGone, TypedRolledBack: a person
             has to look. LakeError: a catalog or store broke off.
         """
@@ -323,7 +323,7 @@ class _Reprocessing:
     ) -> Amendment:
         """See `Amending`."""
         if +self._going != going:
-            raise TypedFenced(
+            raise TableFenced(
                 f"quarantined records of {table.name} were changed by others while they were parsed again, so this "
                 "changed nothing: run again"
             )

@@ -165,7 +165,7 @@ class TypedRunner:
             begin_anew: by recreated journal, the offset from which a person wants it read.
 
         Raises: ValidationError: `begin_anew` names an offset after the head, or one with which a table with a key
-            would lose messages. TypedFenced: another run has published meanwhile. SchemaMismatch: the table cannot become what the
+            would lose messages. TableFenced: another run has published meanwhile. SchemaMismatch: the table cannot become what the
             spec says. TypedProgressGone, TypedRolledBack: a person has to look. LakeError: a catalog or store
             broke off. TransportError, StatusError: brokers cannot be reached.
         """

@@ -50,7 +50,7 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.table.update import AssertTableUUID
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType, UUIDType
 
-from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.iceberg.catalog import NewTable, present
 from gazette_platform.lake.iceberg.publishing import (
     MANIFESTS,
@@ -192,7 +192,7 @@ def settle_quarantine(handle: TableHandle, quarantine: TableHandle) -> bool:
     settled = {_SETTLED: f"{typed.metadata.table_uuid} {_number(typed)}"}
     try:
         publish_replacing(quarantine, at, removed, files, run=told[RUN], properties=settled)
-    except TypedFenced:
+    except TableFenced:
         return False  # another process has settled it
     return True
 

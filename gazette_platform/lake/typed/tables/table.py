@@ -16,7 +16,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from typing_extensions import override
 
-from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced
+from gazette_platform.errors import LakeError, SchemaMismatch, TableFenced
 from gazette_platform.lake.iceberg.catalog import NewTable
 from gazette_platform.lake.iceberg.publishing import (
     MANIFESTS,
@@ -143,7 +143,7 @@ def open_table(handle: TableHandle, spec: TypedSpec, location: str) -> TypedTabl
             one does, and the others get that one, at its own location.
 
     Raises: SchemaMismatch: it cannot become what the spec says, with all differences; or its `uuid` is another.
-        TypedFenced: another run has published while this one changed it. TypedProgressGone, TypedRolledBack: a
+        TableFenced: another run has published while this one changed it. TypedProgressGone, TypedRolledBack: a
         person has to look. LakeError: the table is not ours; the state cannot be read; the catalog cannot be
         reached.
     """
@@ -300,7 +300,7 @@ def _evolved(handle: TableHandle, loaded: Loaded, spec: TypedSpec) -> Loaded:
         if evolution.is_empty:
             return loaded
         if progress_of(metadata) != start:
-            raise TypedFenced(
+            raise TableFenced(
                 f"another run has published to {handle.name} while this one was to change its shape, so it changed "
                 "nothing; the next run does"
             )
