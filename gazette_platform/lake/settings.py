@@ -27,7 +27,7 @@ variable of its own, which wins:
 | GAZETTE_SENSOR_SHARDS | sensors that share out the tables, 1 to 32 | ``1`` |
 
 Logins at Trino, or a catalog, are not part of it, since settings are shown: see `gazette_platform.lake.engines.trino.TrinoLogin` and
-`gazette_platform.lake.iceberg_catalog`.
+`gazette_platform.lake.catalogs`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import SetupError, ValidationError
-from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
-from gazette_platform.lake.iceberg_catalog import VARIABLE, IcebergCatalog
+from gazette_platform.lake.catalogs import HIVE, ICEBERG, VARIABLE, IcebergCatalog, TrinoCatalogs
 from gazette_platform.lake.links import check_table_url
 from gazette_platform.lake.s3 import S3Access
 from gazette_platform.lake.spec.layout import StoreRoots

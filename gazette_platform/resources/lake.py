@@ -21,8 +21,7 @@ from gazette_platform.lake import (
     StoreRoots,
     read_spec_folder,
 )
-from gazette_platform.lake.catalogs import HIVE, ICEBERG
-from gazette_platform.lake.iceberg_catalog import IcebergCatalog
+from gazette_platform.lake.catalogs import HIVE, ICEBERG, IcebergCatalog
 from gazette_platform.lake.links import table_link
 from gazette_platform.lake.raw.registration import Metastore
 from gazette_platform.lake.rollups import RollupFolder, read_rollup_folder

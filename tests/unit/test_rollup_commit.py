@@ -30,8 +30,7 @@ from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.hive.thrift import ttypes
 from gazette_platform.lake.iceberg.maintenance import RETAINED_S, maintenance_statements
 from gazette_platform.lake.iceberg.metastore import IcebergTables
-from gazette_platform.lake.iceberg.publishing import PROGRESS
-from gazette_platform.lake.iceberg.side_files import COVERS
+from gazette_platform.lake.iceberg.publishing import COVERS, PROGRESS
 from gazette_platform.lake.rollups import Covers, RollupSpec, Seen, SliceCover
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 from gazette_platform.lake.rollups.table import (

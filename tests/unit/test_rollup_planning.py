@@ -14,8 +14,12 @@ from gazette_platform.lake.rollups import (
     SourceState,
     make_plan,
 )
-from gazette_platform.lake.rollups.covers import merged_ranges
-from gazette_platform.lake.rollups.planning import batches, covers_after, with_new_aliases
+from gazette_platform.lake.rollups.planning import (
+    batches,
+    covers_after,
+    merged_ranges,
+    with_new_aliases,
+)
 
 COLUMNS = ("origin", "hour")
 

@@ -11,8 +11,7 @@ from typed_world import JOURNAL, Held, World, numbers, publish
 from gazette_platform.errors import TableFenced, TypedRolledBack
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.iceberg.maintenance import RETAINED_S
-from gazette_platform.lake.iceberg.publishing import RUN, progress_of, summary_of
-from gazette_platform.lake.iceberg.side_files import QUARANTINE
+from gazette_platform.lake.iceberg.publishing import QUARANTINE, RUN, progress_of, summary_of
 from gazette_platform.lake.typed.checks.maintenance import (
     ORPHANS_S,
     fence_before,

@@ -38,16 +38,16 @@ from gazette_platform.lake.iceberg.publishing import (
     updates_moving,
 )
 from gazette_platform.lake.spec.typed.partitions import parse_partition
-from gazette_platform.lake.typed.files.writing import (
-    WrittenFile,
-    data_file_of,
-)
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )
 from gazette_platform.lake.typed.tables.table import open_table, write_state
+from gazette_platform.lake.typed.tables.writing import (
+    WrittenFile,
+    data_file_of,
+)
 
 pytestmark = pytest.mark.long
 

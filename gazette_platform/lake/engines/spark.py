@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import LakeError, SetupError, ValidationError
-from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
+from gazette_platform.lake.catalogs import ICEBERG, CatalogLogin, IcebergCatalog
 from gazette_platform.lake.s3 import S3Access
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.iceberg.side_files import NAMED_BY
+from gazette_platform.lake.iceberg.publishing import NAMED_BY
 
 if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import TableHandle

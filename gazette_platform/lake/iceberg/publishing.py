@@ -1,25 +1,32 @@
-"""Publishing rows of a typed table: the files of workers become rows together with the run's progress, or not at all.
+"""How our Iceberg tables change: rows and the progress that they belong to become visible together, or not at all.
 
-One change of the table's metadata adds a snapshot with the files and moves the branch ``main`` and the tag `PROGRESS`
-to it. The catalog checks two conditions in the same step:
+One change of the table's metadata adds a snapshot and moves the branch ``main`` and the tag `PROGRESS` to it. The catalog
+checks two conditions in the same step:
 
 - the tag is where it was when the run began; otherwise another run has published (the fence);
-- main is where this process saw it a moment ago; otherwise maintenance came between, and the files go on top of that.
+- main is where this process saw it a moment ago; otherwise maintenance came between, and the snapshot is made again on top
+  of that.
 
 A snapshot that an engine has staged is in the table already, unseen by readers. The same change publishes it, without
 adding it.
 
 The tag is the progress. No engine expires it and snapshot ids are never reused, so a run that wakes up late, however
 late, is refused.
+
+What is too long for a property of a snapshot is a file beside the table, at `<location>.gazette/`, that the snapshot names:
+states and lists of quarantined files of a typed table, covers of a rollup. Within the table's location engines would remove
+it as an orphan, so our own maintenance removes files that no snapshot names (`maintenance.unnamed_files`).
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io import load_file_io
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertDefaultSpecId,
@@ -40,6 +47,7 @@ from gazette_platform.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
@@ -493,3 +501,52 @@ def _ref_at(name: str, snapshot_id: int | None) -> AssertRefSnapshotId:
 def _ref(metadata: TableMetadata, name: str) -> int | None:
     found = metadata.refs.get(name)
     return found.snapshot_id if found is not None else None
+
+
+STATE: Final = "gazette.state"
+"""Property of a snapshot: path of the file with the state after it."""
+QUARANTINE: Final = "gazette.quarantine"
+"""Property of a snapshot: path of the list of files that the run has quarantined; absent: none."""
+QUARANTINED: Final = "gazette.quarantined"
+"""Property of a snapshot of a typed table: how many records are in quarantine, once all is settled."""
+COVERS: Final = "gazette.covers"
+"""Property of a snapshot of a rollup: path of the file that says what the table covers."""
+NAMED_BY: Final = (STATE, QUARANTINE, COVERS)
+"""Properties that name files beside a table."""
+
+
+def write_side_file(location: str, kind: str, content: bytes, io: FileIO | None = None) -> str:
+    """Write a file beside the table at `location`, under a new name. Returns: its path.
+
+    Raises: LakeError: it cannot be written.
+    """
+    # Never write to an existing name: an attempt that lost the fence would overwrite what a
+    # published snapshot names.
+    path = f"{location}.gazette/{uuid.uuid4()}.{kind}"
+    files = io if io is not None else load_file_io({}, path)
+    try:
+        # It is written before the snapshot that names it. After a crash in between no snapshot
+        # names the file, and maintenance removes it.
+        with files.new_output(path).create() as stream:
+            stream.write(content)
+    except OSError as err:
+        raise LakeError(
+            f"cannot write {path}, beside the table ({err}): see that the place can be written, and run again"
+        ) from err
+    return path
+
+
+def read_side_file(io: FileIO, path: str, name: str) -> bytes:
+    """Read a file that a snapshot of table `name` names.
+
+    Raises: LakeError: it is gone, or cannot be read.
+    """
+    try:
+        with io.new_input(path).open() as stream:
+            return bytes(stream.read())
+    except OSError as err:
+        raise LakeError(
+            f"cannot read {path}, which a snapshot of {name} names ({err}): if it is gone, fetch it from a "
+            "backup, or roll the table and its tag "
+            f"{PROGRESS} back to a snapshot whose file exists, and what came after it is read again"
+        ) from err

@@ -30,15 +30,16 @@ from gazette_platform.hive import partition_name
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.raw.views import VIEW_OF, excluded_digests
-from gazette_platform.lake.rollups.covers import Seen, merged_ranges
 from gazette_platform.lake.rollups.engines import SourceTable, StagingTable
 from gazette_platform.lake.rollups.planning import (
     Plan,
     Sealed,
+    Seen,
     SourceState,
     batches,
     covers_after,
     make_plan,
+    merged_ranges,
     with_new_aliases,
 )
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
@@ -61,8 +62,8 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
     from gazette_platform.lake.raw.registration import Metastore
-    from gazette_platform.lake.rollups.covers import Covers, SliceCover
     from gazette_platform.lake.rollups.engines import RollupEngine
+    from gazette_platform.lake.rollups.planning import Covers, SliceCover
     from gazette_platform.lake.rollups.spec import RollupSpec
     from gazette_platform.ops.clock import Clock
 

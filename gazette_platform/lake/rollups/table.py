@@ -35,14 +35,15 @@ from gazette_platform.lake.iceberg.maintenance import (
 )
 from gazette_platform.lake.iceberg.metastore import slice_of
 from gazette_platform.lake.iceberg.publishing import (
+    COVERS,
     RUN,
     head_of,
     is_rolled_back,
     progress_of,
     publish_snapshot,
     summary_of,
+    write_side_file,
 )
-from gazette_platform.lake.iceberg.side_files import COVERS, write_side_file
 from gazette_platform.lake.iceberg.snapshots import replacing_snapshot
 from gazette_platform.lake.rollups.engines import iceberg_catalog
 from gazette_platform.lake.rollups.planning import Covers

@@ -33,7 +33,7 @@ from gazette_platform.lake.typed.runs.amending import require_no_key
 from gazette_platform.lake.typed.runs.backfilling import BackfillReport, BackfillRunner, Wanted
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
-from gazette_platform.lake.typed.tables.rollback import (
+from gazette_platform.lake.typed.tables.progress import (
     Reread,
     accept_rollback,
     look_at_rollback,

@@ -30,6 +30,7 @@ from gazette_platform.lake.iceberg.maintenance import (
 )
 from gazette_platform.lake.iceberg.metastore import deleting
 from gazette_platform.lake.iceberg.publishing import (
+    QUARANTINE,
     RUN,
     head_of,
     progress_of,
@@ -37,7 +38,6 @@ from gazette_platform.lake.iceberg.publishing import (
     require_progress,
     summary_of,
 )
-from gazette_platform.lake.iceberg.side_files import QUARANTINE
 from gazette_platform.lake.typed.runs.amending import LATE_S
 from gazette_platform.lake.typed.tables.progress import OLDEST_AT, READ_BYTES, SECONDS
 from gazette_platform.lake.typed.tables.quarantine import settle_quarantine

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Final, Protocol, final
 
 from gazette_platform.errors import SchemaMismatch, TableFenced
 from gazette_platform.lake.iceberg.catalog import present
-from gazette_platform.lake.iceberg.publishing import insisting, require_parted_by, summary_of
-from gazette_platform.lake.iceberg.side_files import STATE, read_side_file
-from gazette_platform.lake.typed.files.writing import data_file_of
+from gazette_platform.lake.iceberg.publishing import (
+    STATE,
+    insisting,
+    read_side_file,
+    require_parted_by,
+    summary_of,
+)
 from gazette_platform.lake.typed.planning.state import TypedState
-from gazette_platform.lake.typed.tables.opening import settle_behind
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
 from gazette_platform.lake.typed.tables.quarantine import (
     rows_within,
@@ -29,7 +32,13 @@ from gazette_platform.lake.typed.tables.quarantine import (
     write_list,
 )
 from gazette_platform.lake.typed.tables.replacing import FileRewriter, publish_replacing
-from gazette_platform.lake.typed.tables.table import state_properties, typed_table, write_state
+from gazette_platform.lake.typed.tables.table import (
+    settle_behind,
+    state_properties,
+    typed_table,
+    write_state,
+)
+from gazette_platform.lake.typed.tables.writing import data_file_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +49,9 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.spec.typed import TypedSpec
-    from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
     from gazette_platform.lake.typed.tables.table import TypedTable
+    from gazette_platform.lake.typed.tables.writing import WrittenFile
     from gazette_platform.ops.clock import Clock
 
 LATE_S: Final = 12 * 3600.0

@@ -31,9 +31,9 @@ from gazette_platform.lake.typed.runs.amending import Amendment, publish_amendme
 from gazette_platform.lake.typed.runs.journals import journals_of
 from gazette_platform.lake.typed.runs.running import job_of, work_through
 from gazette_platform.lake.typed.runs.working import discard
-from gazette_platform.lake.typed.tables.opening import open_both
 from gazette_platform.lake.typed.tables.progress import FormerStates
 from gazette_platform.lake.typed.tables.quarantine import rows_within
+from gazette_platform.lake.typed.tables.table import open_both
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import is_another
 

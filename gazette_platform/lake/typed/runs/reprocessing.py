@@ -28,13 +28,13 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 
 from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.iceberg.catalog import present
-from gazette_platform.lake.typed.files.stored_rows import stored_rows
-from gazette_platform.lake.typed.files.writing import RowWriter
 from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.lake.typed.rows.placing import BAD_ROWS_SCHEMA, in_schema, placed_rows
 from gazette_platform.lake.typed.runs.amending import Amendment, publish_amendment, require_no_key
-from gazette_platform.lake.typed.tables.opening import open_both
+from gazette_platform.lake.typed.tables.stored_rows import stored_rows
+from gazette_platform.lake.typed.tables.table import open_both
+from gazette_platform.lake.typed.tables.writing import RowWriter
 from gazette_platform.message.uuid import uuid_column
 from gazette_platform.ops.clock import SystemClock
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
     from gazette_platform.lake.spec.typed import TypedSpec
-    from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
     from gazette_platform.lake.typed.tables.table import TypedTable
+    from gazette_platform.lake.typed.tables.writing import WrittenFile
     from gazette_platform.ops.clock import Clock
 
 # That are parsed at once, as blocks of journals are.

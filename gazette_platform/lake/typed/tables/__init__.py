@@ -1,1 +1,1 @@
-"""The typed table and its quarantine, together: opened, read back, rows replaced, merged and settled."""
+"""The typed table and its quarantine: opened, written, read back, rows replaced and merged, settled, and their progress."""

@@ -54,19 +54,21 @@ from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.iceberg.catalog import NewTable, present
 from gazette_platform.lake.iceberg.publishing import (
     MANIFESTS,
+    QUARANTINE,
+    QUARANTINED,
     RUN,
     progress_of,
+    read_side_file,
     still_at,
     still_headed,
     summary_of,
     updates_moving,
+    write_side_file,
 )
-from gazette_platform.lake.iceberg.side_files import QUARANTINE, read_side_file, write_side_file
-from gazette_platform.lake.typed.files.stored_rows import stored_rows
-from gazette_platform.lake.typed.files.writing import METRICS, WrittenFile, data_file_of
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.tables.replacing import publish_replacing
-from gazette_platform.lake.typed.tables.table import QUARANTINED
+from gazette_platform.lake.typed.tables.stored_rows import stored_rows
+from gazette_platform.lake.typed.tables.writing import METRICS, WrittenFile, data_file_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +78,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
-    from gazette_platform.lake.typed.files.stored_rows import StoredRows
+    from gazette_platform.lake.typed.tables.stored_rows import StoredRows
 
 OF: Final = "gazette.quarantine-of"
 """Property of a quarantine table: name of the typed one."""

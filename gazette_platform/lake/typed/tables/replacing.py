@@ -32,14 +32,14 @@ from gazette_platform.lake.iceberg.publishing import (
     require_parted_by,
 )
 from gazette_platform.lake.iceberg.snapshots import manifests_of, replacing_snapshot
-from gazette_platform.lake.typed.files.stored_rows import stored_rows
-from gazette_platform.lake.typed.files.writing import (
+from gazette_platform.lake.typed.planning.row_ranges import Overlap
+from gazette_platform.lake.typed.tables.stored_rows import stored_rows
+from gazette_platform.lake.typed.tables.writing import (
     FileDescriber,
     OpenFile,
     data_file_of,
     remove_files,
 )
-from gazette_platform.lake.typed.planning.row_ranges import Overlap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.iceberg.publishing import Published
-    from gazette_platform.lake.typed.files.stored_rows import StoredRows
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
+    from gazette_platform.lake.typed.tables.stored_rows import StoredRows
 
 
 def publish_replacing(
