@@ -2,8 +2,6 @@
 
 import os
 import re
-import threading
-from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -14,7 +12,6 @@ import sqlglot
 from lake_bench import MemoryMetastore
 from msgspec import structs
 from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.expressions import visitors
 from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -199,29 +196,6 @@ def test_slices_are_replaced_as_a_whole_and_others_stay(rollup):
     assert rollup.rows() == [("EWR", 3), ("LGA", 7)]
     assert rollup.covered()["j/JFK"] == 12
     assert len(rollup.load().metadata.snapshots) == 3
-
-
-def test_files_are_found_though_manifests_are_looked_at_side_by_side(rollup, monkeypatch):
-    """PyIceberg has one evaluator for all manifests, which remembers the one that it looks at."""
-    rollup.commit(rows((JFK, 1), (EWR, 3)), {JFK: 10, EWR: 20})
-    rollup.commit(rows((LGA, 6)), {LGA: 1})
-    both, visit, inside = threading.Barrier(2), visitors.visit, threading.local()
-
-    def visit_together(expression, visitor):
-        if isinstance(visitor, visitors._ManifestEvalVisitor) and not hasattr(inside, "is_so"):
-            with suppress(threading.BrokenBarrierError):
-                both.wait(0.5)
-            inside.is_so = True
-            try:
-                return visit(expression, visitor)
-            finally:
-                del inside.is_so
-        return visit(expression, visitor)
-
-    monkeypatch.setattr(visitors, "visit", visit_together)
-    rollup.commit(rows((LGA, 7)), {LGA: 2})
-    rollup.commit(rows((EWR, 4)), {EWR: 21})
-    assert rollup.rows() == [("EWR", 4), ("JFK", 1), ("LGA", 7)]
 
 
 def test_slices_are_dropped(rollup):

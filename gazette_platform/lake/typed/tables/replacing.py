@@ -9,7 +9,8 @@ Rows that an engine deleted stay deleted, where it noted positions. Deletes by v
 where they may be of a file that has to be rewritten: optimizing applies them.
 
 A file is rewritten column by column: it keeps its own schema, with the ids of its fields, and its partition. Rows stream
-through Arrow, so memory does not grow with the file.
+through Arrow, so memory does not grow with the file. PyIceberg's own `Table.delete` holds the whole file: to take a tenth of
+the rows out of one of 221 MiB its process needed 1,341 MiB, and this one 389 MiB (docs/adr/0013).
 """
 
 from __future__ import annotations

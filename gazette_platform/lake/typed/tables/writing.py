@@ -23,10 +23,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import structs
-from pyarrow import (
-    concat_tables,  # type: ignore[import-untyped]
-    parquet,  # type: ignore[import-untyped]
-)
+from pyarrow import parquet
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -45,7 +42,6 @@ from gazette_platform.lake.typed.tables.partition_values import RowParter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
     from pyiceberg.io import FileIO
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
@@ -119,7 +115,7 @@ class FileDescriber:
         self._leaves = parquet_path_to_id_mapping(schema)
 
     def describe(
-        self, path: str, size: int, parquet_metadata: pq.FileMetaData, partition: Sequence[Any]
+        self, path: str, size: int, parquet_metadata: parquet.FileMetaData, partition: Sequence[Any]
     ) -> WrittenFile:
         """What manifests say of a file that was written.
 
@@ -295,7 +291,7 @@ class RowWriter:
         if not self._held:
             return
         # Tables of many chunks are slow to be parted and written.
-        rows = concat_tables(self._held).combine_chunks()
+        rows = pa.concat_tables(self._held).combine_chunks()
         self._held, self._held_bytes = [], 0
         parts = self._parter.parts(rows)
         del rows
