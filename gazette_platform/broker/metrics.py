@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
 from gazette_platform.allocator import AllocatorMetrics
 from gazette_platform.serving.call_metrics import CallMetrics, Tallies
@@ -17,6 +17,7 @@ class BrokerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.tallies = Tallies(self.registry)
         self.stores = StoreMetrics(self.registry)
         self.allocator = AllocatorMetrics(self.registry)

@@ -39,7 +39,6 @@ from gazette_platform.lake.rollups.planning import (
     batches,
     covers_after,
     make_plan,
-    merged_ranges,
     with_new_aliases,
 )
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
@@ -53,6 +52,7 @@ from gazette_platform.lake.rollups.table import (
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import parse_fragment_path
+from gazette_platform.protocol.ranges import merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -245,7 +245,7 @@ def _look(tables: IcebergTables, location: str, seen: Seen) -> tuple[bool, bool]
     """Whether all content of a part is in its files, and whether none is."""
     # By offsets and not by names: a covered file may have been moved aside, and others hold its
     # bytes.
-    held = merged_ranges(_spans(tables, location, seen.journal))
+    held = merge_ranges(_spans(tables, location, seen.journal))
     is_whole = all(any(b <= begin and end <= e for b, e in held) for begin, end in seen.ranges)
     is_away = not any(b < end and begin < e for b, e in held for begin, end in seen.ranges)
     return is_whole, is_away

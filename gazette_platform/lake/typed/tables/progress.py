@@ -31,7 +31,6 @@ from gazette_platform.lake.iceberg.publishing import (
     summary_of,
     updates_moving,
 )
-from gazette_platform.lake.typed.planning.ranges import missing_between
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.protocol import is_another
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
+    from gazette_platform.client.read.extents import JournalSnapshot
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
-    from gazette_platform.lake.typed.planning.ranges import JournalNow
     from gazette_platform.lake.typed.planning.state import JournalState
     from gazette_platform.lake.typed.tables.table import TypedTable
 
@@ -298,7 +297,7 @@ def accept_rollback(handle: TableHandle, rollback: Rollback) -> None:
     handle.commit(rollback.loaded, required, (tag,))
 
 
-def reread(rollback: Rollback, journals: Iterable[JournalNow]) -> list[Reread]:
+def reread(rollback: Rollback, journals: Iterable[JournalSnapshot]) -> list[Reread]:
     """Return what would be read again, by journal. A journal that no longer exists is lost as a whole.
 
     Args:
@@ -311,7 +310,7 @@ def reread(rollback: Rollback, journals: Iterable[JournalNow]) -> list[Reread]:
             if begin >= end:
                 continue
             is_gone = is_former or name not in now or is_another(one.created, now[name].created)
-            holes = ((begin, end),) if is_gone else missing_between(now[name], begin, end)
+            holes = ((begin, end),) if is_gone else now[name].missing(begin, end)
             lost = sum(high - low for low, high in holes)
             found.append(Reread(journal=name, begin=begin, end=end, lost_bytes=lost))
     return found
