@@ -1,10 +1,7 @@
-"""Catalogs of the lake: what engines call them, where typed tables are, and who asks.
+"""Catalogs: the names of Trino's, the Iceberg catalog that typed tables are in, and logins.
 
-`TrinoCatalogs` are names: of the catalogs of raw tables, of Iceberg tables, and of typed ones among these. A name is needed
-wherever a statement crosses from one to the other, and in the view ``…_exact``, which Trino reads in the catalog that its
-definition names.
-
-`IcebergCatalog` is the catalog that typed tables are in: a Hive Metastore, a REST server or a database.
+A name is needed wherever a statement crosses from one of Trino's catalogs to another, and in the view ``…_exact``, which
+Trino reads in the catalog that its definition names.
 
 | GAZETTE_ICEBERG_CATALOG | where typed tables are |
 |---|---|
@@ -15,20 +12,21 @@ definition names.
 
 ``#NAME`` at the end says what Spark calls the catalog: ``lakehouse``, if it does not. In a database, rows have that name too.
 
-An address is shown: on pages of Dagster, in logs. Who asks, and how that is proved, is a `CatalogLogin`, which is not.
+An address is shown: on pages of Dagster, in logs. Who asks, and how that is proved, is a `CatalogLogin`, which is not: its
+secrets come from the environment, or from files that it names.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self, final
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from typing_extensions import override
 
-from gazette_platform.errors import ValidationError
-from gazette_platform.lake.logins import secret_of
+from gazette_platform.errors import SetupError, ValidationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -369,3 +367,24 @@ def _sqlite(parts: SplitResult) -> str:
 
 def _refused(why: str) -> ValidationError:
     return ValidationError(f"the address of the catalog {why}", path=VARIABLE)
+
+
+def secret_of(environment: Mapping[str, str], name: str) -> str:
+    """The value of `name`, or the content of the file that `name`_FILE names; empty: neither is set.
+
+    Files are read at each call, so that they may be renewed.
+
+    Raises: SetupError: the file cannot be read, or is empty. ValidationError: both are set.
+    """
+    value, path = environment.get(name, ""), environment.get(f"{name}_FILE", "")
+    if value and path:
+        raise ValidationError(f"set {name} or {name}_FILE, not both", path=name)
+    if not path:
+        return value
+    try:
+        text = Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as err:
+        raise SetupError(f"cannot read {name}_FILE={path}: {err}") from err
+    if not text:
+        raise SetupError(f"{name}_FILE={path} is empty")
+    return text

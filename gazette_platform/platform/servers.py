@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.lake.catalogs import CatalogLogin, IcebergCatalog
-    from gazette_platform.lake.s3 import S3Access
+    from gazette_platform.lake.settings import S3Access
     from gazette_platform.platform.layout import PlatformDir
 
 ETCD = "etcd"

@@ -35,7 +35,7 @@ from pyiceberg.types import DecimalType
 from pyiceberg.utils.datetime import date_to_days, datetime_to_micros
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.spec.typed.changes import DELETE, TRUNCATE
+from gazette_platform.lake.spec.typed.columns import DELETE, TRUNCATE
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.tables.partition_values import RowParter
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.spec.typed.changes import ChangeOrder
+    from gazette_platform.lake.spec.typed.columns import ChangeOrder
 
 METRICS: Final = {
     "write.metadata.metrics.column._journal": "full",
