@@ -302,7 +302,7 @@ class ShardSelection(Selection):
     label = "id"
     called = "IDs"
     neither = "Missing option '--selector', or IDs of shards"
-    not_found = ShardNotFound
+    not_found: ClassVar[type[JournalNotFound | ShardNotFound]] = ShardNotFound
 
     @override
     @classmethod
