@@ -92,7 +92,7 @@ def test_prefix_is_a_table_with_the_live_tail(sql, client, events):
     assert ask(sql, query) == BY_KIND
     (snapshot,) = (sql.snapshot(name) for name in sql.inferred())
     for journal in snapshot.journals:  # of both, a part is persisted and a part is not
-        assert 0 < journal.persisted_end < journal.head == client.write_head(journal.journal)
+        assert 0 < journal.stored_end < journal.head == client.write_head(journal.name)
     # What is appended later is in the next query.
     client.append(f"{events}region=eu", lines({"n": 1000, "kind": "new", "amount": 1}))
     assert ask(sql, query) == [BY_KIND[0], ("new", 1, 1000), BY_KIND[1]]
@@ -187,7 +187,7 @@ def test_csv_is_a_table_of_texts(sql, client, create, codec, is_persisted):
 
 @pytest.mark.parametrize("is_persisted", [False, True])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_header_rows_of_each_append_are_no_rows(sql, client, create, is_persisted, delimiter):
+def test_header_of_each_append_is_not_a_row(sql, client, create, is_persisted, delimiter):
     files = (
         (("id", "Unit price", "note"), ("1", "2.5", "a, b")),
         (("id", "Unit price", "note"), ("2", "3.5", "")),
@@ -298,7 +298,7 @@ def test_journals_of_different_formats_are_refused(sql, create, names):
         (b"x" * (3 << 20), "no line ends within"),
     ],
 )
-def test_content_that_is_no_table_is_refused(sql, create, names, content, says):
+def test_content_that_is_not_a_table_is_refused(sql, create, names, content, says):
     journal = create("odd/a", content)
     with pytest.raises(SchemaMismatch, match=says) as caught:
         sql.journal(names.journal("odd/"))

@@ -13,9 +13,9 @@ from gazette_platform.lake.raw.planning import (
     Page,
     advance,
     bounded,
-    subtract,
 )
 from gazette_platform.protocol import Fragment
+from gazette_platform.protocol.ranges import subtract_ranges
 
 NOW = 1_000_000
 cuts = st.lists(st.integers(0, 300), min_size=2, max_size=40, unique=True).map(sorted)
@@ -38,7 +38,7 @@ def test_readers_and_tables_wait_for_the_same_time():
 
 @given(ranges, ranges)
 def test_subtract_is_that_of_sets(first, second):
-    left = subtract(first, second)
+    left = subtract_ranges(first, second)
     assert members(left) == members(first) - members(second)
     assert all(b < e for b, e in left)
     assert all(one[1] < two[0] for one, two in pairwise(left))
@@ -124,7 +124,7 @@ def test_a_gap_before_what_is_not_stored_yet_is_awaited():
     assert cursor == JournalCursor(15, 12, ((5, 12),), listed[2].mod_time)
 
 
-def test_only_a_journal_that_begins_behind_a_hole_and_its_end_was_pruned_there():
+def test_only_a_journal_that_begins_after_a_hole_was_pruned_there():
     cursor = JournalCursor(20, 15, ((5, 9),))
     for begin, is_first, is_pruned in ((15, True, True), (15, False, False), (9, True, False)):
         page = Page(9, [fragment(begin, 20)], is_first=is_first)

@@ -26,11 +26,10 @@ from typed_logs import (
 )
 
 from gazette_platform.client import FragmentListing
+from gazette_platform.client.read.extents import Extent, snapshot_of
 from gazette_platform.errors import DataError, LakeError
-from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.typed.planning import rounds, screening
 from gazette_platform.lake.typed.planning.ranges import (
-    JournalNow,
     JournalRange,
     Task,
     plan_backfill,
@@ -44,7 +43,7 @@ JOURNAL = "a/journal"
 
 
 def task_of(begin, end):
-    return Task((Segment(JOURNAL, begin, end, (), None),))
+    return Task((Extent(JOURNAL, begin, end),))
 
 
 def is_bad(message):
@@ -72,7 +71,7 @@ class Workers:
                 wanted = order.keep.to_pylist()
                 assert wanted == sorted(set(wanted))
                 kept = [one for one in messages if one.begin in wanted]
-                assert len(kept) == len(wanted), "what is kept is there"
+                assert len(kept) == len(wanted), "what is kept exists"
                 return self.written(kept)
         screen, kept = TaskScreen(order.task.begin, order.known), []
         for first in range(0, len(messages), self.block):
@@ -172,7 +171,7 @@ def backfilled(workers, known, begin, end, *, sizes):
         FragmentListing(Fragment(JOURNAL, one.begin, one.end, backing_store="file:///", mod_time=1))
         for one in log
     )
-    journal = JournalNow(name=JOURNAL, begin=0, head=log[-1].end, listed=listed)
+    journal = snapshot_of(JOURNAL, listed, log[-1].end, begin=0)
     states = [TypedState({JOURNAL: one}) for one in known]
     plan = plan_backfill(states, [journal], {JOURNAL: [(begin, end)]}, task_bytes=5)
     rows, is_open = [], False
@@ -285,7 +284,7 @@ def test_workers_wrote_no_more_than_is_committed(more):
 
 
 def test_all_that_was_written_for_a_journal_that_is_given_up_was_in_vain():
-    """What is kept of plain tasks, what is told of others, and what came of orders just now."""
+    """What is kept of plain tasks, what others report, and what came of orders just now."""
     log = laid_out([(0, 1, OUT, 10), (0, 2, CONT, 10), (0, 3, ACK, 10)])
     workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
     turns = rounds_over(log, [0, 10, 20, 30])
@@ -334,7 +333,7 @@ def test_bytes_that_were_given_up_are_counted(state, lost):
     assert turns.outputs == [[30]]
 
 
-def test_first_task_is_told_what_was_there_before():
+def test_first_task_learns_the_former_state():
     log = laid_out([(0, clock, OUT, 10) for clock in (1, 2, 2, 3)])
     workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=False)
     state, _ = workers.run(None, [0, 20])
@@ -363,7 +362,7 @@ def test_sequencer_is_given_as_many_messages_as_fit(monkeypatch):
     assert workers.kinds.count(Kind.LOOK) == len(cuts) - 1
 
 
-def test_a_task_that_tells_its_messages_at_once_is_not_looked_at():
+def test_task_that_reports_its_messages_at_once_is_not_looked_at():
     log = laid_out([(0, 1, CONT, 10), (0, 2, ACK, 10)])
     workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
     _, rows = workers.run(None, [0, 10, 20])
@@ -422,14 +421,14 @@ def test_rows_outside_of_the_range_are_not_even_written():
     assert [one.begin for one in written] == [40, 50]
 
 
-def test_transaction_whose_end_is_gone_is_told():
+def test_transaction_without_an_end_is_reported():
     log = laid_out(TRANSACTIONS)
     workers, (state,) = read_by_runs(log, [0, 50])
     listed = [
         FragmentListing(Fragment(JOURNAL, *span, backing_store="file:///", mod_time=1))
         for span in ((0, 20), (40, 50))
     ]
-    journal = JournalNow(name=JOURNAL, begin=0, head=50, listed=listed)
+    journal = snapshot_of(JOURNAL, listed, 50)
     (wanted,) = plan_backfill(
         [TypedState({JOURNAL: state})], [journal], {JOURNAL: [(0, 20)]}
     ).ranges

@@ -409,12 +409,12 @@ def _tell(sql: LocalSql, *, explain: bool) -> None:
         for journal in snapshot.journals:
             for begin, end in journal.aside:
                 note(
-                    f"{name}: bytes [{begin}, {end}) of {journal.journal} are aside "
+                    f"{name}: bytes [{begin}, {end}) of {journal.name} are aside "
                     f"(`gazctl lake quarantine {name} --list` says why)"
                 )
             for begin, end in journal.gaps:
                 note(
-                    f"{name}: no broker or store holds bytes [{begin}, {end}) of {journal.journal} now"
+                    f"{name}: no broker or store holds bytes [{begin}, {end}) of {journal.name} now"
                 )
         missing = sum(scan.bytes_missing for scan in scans)
         if missing:
@@ -425,12 +425,12 @@ def _tell(sql: LocalSql, *, explain: bool) -> None:
         note(f"{name} as of {_instant(at)}:")
         for journal in snapshot.journals:
             note(
-                f"  {journal.journal}: [{journal.begin}, {journal.persisted_end}) in "
+                f"  {journal.name}: [{journal.begin}, {journal.stored_end}) in "
                 f"{counted(journal.fragments, 'fragment')}, live to {journal.head}"
             )
         for scan in scans:
             note(
-                f"  scan: {scan.segments} of {scan.segments_planned} parts, "
+                f"  scan: {scan.extents} of {scan.extents_planned} parts, "
                 f"{counted(scan.fragments_opened, 'fragment')} fetched, {scan.bytes_stored} bytes "
                 f"from stores, {scan.bytes_served} through brokers"
             )

@@ -25,9 +25,8 @@ from gazette_platform.errors import (
     StoreUnavailable,
     ValidationError,
 )
-from gazette_platform.fragment.audit import Finding, Kind, audit_names, missing_of
 from gazette_platform.fragment.refresh import fragment_of
-from gazette_platform.fragment.retention import StoredFragment
+from gazette_platform.fragment.upkeep import Finding, Kind, StoredFragment, audit_names, missing_of
 from gazette_platform.protocol.fragments import FragmentCheck
 from gazette_platform.stores import FragmentStore, open_store
 
