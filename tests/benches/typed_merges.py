@@ -11,10 +11,10 @@ from typed_world import JOURNAL, row, spec
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg.publishing import WAP_ID, head_of
-from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.lake.typed.tables.upserts import publish_upserts
+from gazette_platform.lake.typed.tables.writing import data_file_of
 from gazette_platform.message.uuid import Flags, build_uuid, parse_uuid
 
 __all__ = ["PythonMerger", "is_later", "keyed", "last_of", "merged", "said", "upsert"]
@@ -45,7 +45,7 @@ def upsert(
     """A run from `table`, and the state after it.
 
     Args:
-        partition_of: tells the values of a row; each has a file of its own.
+        partition_of: returns the values of a row; each has a file of its own.
         changes: says which rows delete; they have files of their own.
     """
     parts = {}
@@ -142,7 +142,7 @@ def merged(rows, new, key, changes=None, kept_deletes=()):
 
 
 class PythonMerger:
-    """Writes the whole table again, and refuses if another one has. Before it stages, and behind, it does what it is told to.
+    """Writes the whole table again, and refuses if another one has. Before it stages, and after, it calls what the test passed.
 
     Args:
         handle: of the table.

@@ -26,9 +26,9 @@ from gazette_platform.lake import (
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import PythonRollup, load_rollup_specs, rollup
 from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine
-from gazette_platform.lake.rollups.maintenance import maintain
 from gazette_platform.lake.rollups.running import RollupRunner
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
+from gazette_platform.lake.rollups.table import maintain
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import LakeResource, MetastoreResource, TrinoResource
 
@@ -158,7 +158,7 @@ DELAYS = (
 
 
 def origins(metadata):
-    """What a run tells of the table's columns: of which assets' columns each is made."""
+    """Return the lineage that a run reports: the source columns of each column of the table."""
     return {
         column: [f"{dep.asset_key.to_user_string()}.{dep.column_name}" for dep in deps]
         for column, deps in metadata["dagster/column_lineage"].deps_by_column.items()

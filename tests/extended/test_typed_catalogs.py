@@ -15,7 +15,7 @@ from typed_places import Place, Table
 from typed_world import JOURNAL, Held, numbers, publish, spec
 
 from gazette_platform.cli.gazctl.lake.check import _of_catalog
-from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.iceberg.catalog import CatalogHandle
 from gazette_platform.testing.waiting import wait_until
 
@@ -50,7 +50,7 @@ def test_one_of_four_runs_at_once_is_published(place):
     table = place.table()
     table.open()
     found = outcomes(table)
-    assert sum(isinstance(one, TypedFenced) for one in found) == 3, found
+    assert sum(isinstance(one, TableFenced) for one in found) == 3, found
     ((winner, _),) = [(n, one) for n, one in enumerate(found) if not isinstance(one, LakeError)]
     assert numbers(table.handle()) == [winner]
     assert (table.open().run, table.open().state.journals[JOURNAL].offset) == (f"run-{winner}", 10)
@@ -65,9 +65,9 @@ def test_run_goes_on_where_the_last_one_ended_and_a_zombie_is_fenced(place):
     assert second.state.journals[JOURNAL].offset == 20
     publish(table.handle(), second, [3], run="two")
     for zombie in (first, second):
-        with pytest.raises(TypedFenced):
+        with pytest.raises(TableFenced):
             publish(table.handle(), zombie, [9])
-    # Who asks again is told what became of the first time.
+    # A second caller gets what became of the first call.
     assert publish(table.handle(), second, [3], run="two").snapshot_id == table.open(wider).start
     assert numbers(table.handle()) == [1, 2, 3]
 
@@ -118,7 +118,7 @@ def test_lost_answer_is_found_out_by_asking_again(places, kind, word, passes_on)
 
 
 @pytest.mark.parametrize("kind", ["rest", "sql"])
-def test_server_that_takes_connections_and_never_answers_is_told(places, kind):
+def test_server_that_never_answers_is_reported(places, kind):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = places[kind].at(silent.getsockname()[1])
         with pytest.raises(LakeError, match="cannot be asked"):
@@ -185,7 +185,7 @@ def test_token_that_has_expired_is_renewed(places, gate):
         ("rest", {}, "GAZETTE_ICEBERG_TOKEN"),
     ],
 )
-def test_who_is_not_let_in_is_told_what_to_set(places, kind, login, message):
+def test_refused_user_learns_what_to_set(places, kind, login, message):
     known = places[kind]
     with pytest.raises(LakeError, match=message) as refused:
         Place(kind, known.uri, known.folder, login, known.port).catalog()
@@ -232,7 +232,7 @@ def test_table_that_is_registered_in_another_catalog_goes_on(places):
     table = places["rest"].table()
     publish(table.handle(), table.open(), [1, 2], run="one")
     moved = Table(places["sql"], table.name)
-    moved.place.table().open()  # the schema is there then
+    moved.place.table().open()  # the schema exists then
     target = moved.place.patient_for(60)
     target.register_table(table.name, table.handle().load().token.metadata_location)
     opened = moved.open()

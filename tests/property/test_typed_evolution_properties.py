@@ -27,9 +27,9 @@ from gazette_platform.lake.typed.schema.iceberg_types import (
     spec_type,
 )
 
-# Few names, so that tables and specs have some in common, and those of which paths are made.
+# Few names, so that tables and specs have some in common, and those that paths are made of.
 NAMES = st.sampled_from(["a", "b", "c", "d", "element", "value", "key", "a_day"])
-# What widens is there more often than what does not.
+# What widens occurs more often than what does not.
 SCALAR = st.sampled_from(
     [*(ColumnType(name) for name in (*SCALARS, "int", "bigint", "float", "double"))]
     + [ColumnType("decimal", precision=p, scale=s) for p, s in ((5, 2), (9, 2), (9, 3))]
