@@ -145,6 +145,8 @@ def converge_item(
         replication: replicas that it desires, whether or not there is room for them.
         loads: counted on by what is returned.
     """
+    # From etcd's state alone, and not from what was decided before: another leader may have taken
+    # other steps since.
     item = state.items[name]
     current = state.assignments_of(name)
     builder = _Builder(prefix, name)

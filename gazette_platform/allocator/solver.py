@@ -56,6 +56,8 @@ def effective_limits(
     # More than the excess must not be shed: items would have no room anywhere, and lose a replica that an exiting
     # member still serves.
     excess = max(0, sum(limits.values()) - replicas)
+    # As many members stay as the most replicated item has replicas. If all leave at once, the last
+    # ones keep what nobody could take.
     for _, process_id in exiting[: max(0, len(members) - replication_max)]:
         shed = min(limits[process_id], excess)
         limits[process_id] -= shed
@@ -208,6 +210,8 @@ class Solver:
             # First by fair shares, then by limits: what fits within shares is spread evenly, and only the rest may
             # fill members up. The other way round the members that come first would be full, and others idle.
             before = list(net.flow)
+            # The answer before is the start of each search, so that items stay where they are
+            # unless a rule makes them move.
             yield from self._push(Pusher(net, net.shares(), spread=Spread.HOSTS))
             crowded = yield from self._take_out_crowded()
             for spread in _WITH_HOSTS if net.shared_hosts else _WITHOUT_HOSTS:

@@ -33,7 +33,7 @@ from gazette_platform.broker.journal.storing import still_storing
 from gazette_platform.broker.membership import Membership
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.peers import Peers
-from gazette_platform.broker.spool.copied_homes import OtherHomes, say_homes
+from gazette_platform.broker.spool.copies import OtherHomes, say_homes
 from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.broker.spool.persister import Persister
 from gazette_platform.broker.store_guard import StoreGuard

@@ -14,7 +14,7 @@ from gazette_platform.broker.etcd_records import (
     write_record,
 )
 from gazette_platform.broker.spool import leftovers as leftovers_module
-from gazette_platform.broker.spool.copied_homes import OtherHomes
+from gazette_platform.broker.spool.copies import OtherHomes
 from gazette_platform.broker.spool.files import finish_closing
 from gazette_platform.broker.spool.home import Owner, SpoolHome, free_homes
 from gazette_platform.broker.spool.leftovers import Leftovers

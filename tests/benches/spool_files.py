@@ -6,7 +6,7 @@ import os
 
 from gazette_platform.broker.spool.files import write_all
 from gazette_platform.broker.spool.head_records import FragmentState
-from gazette_platform.broker.spool.home import place_of
+from gazette_platform.broker.spool.copies import place_of
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, LabelSet
 
 

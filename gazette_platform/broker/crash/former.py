@@ -83,6 +83,8 @@ async def _former(
             spec = decode_broker_spec(kv.value, process_id=key.process_id)
         except ValidationError:
             continue
+        # One that says that it leaves is not watched for a crash, so nobody would end it: its lease
+        # does.
         if not spec.exiting and (kv.key == own or spec.endpoint == endpoint):
             return kv.key
     return None
@@ -95,6 +97,8 @@ def _held(host: str, port: int) -> Iterator[bool]:
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             held = stack.enter_context(socket.socket(family))
+            # Connections of the former process may linger in TIME_WAIT; they must not make the port
+            # look taken.
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(address)
         except OSError:
@@ -110,6 +114,8 @@ async def history_of(etcd: EtcdClient, prefix: str) -> str:
     """
     key = history_key(prefix)
     new = secrets.token_hex(8)
+    # One transaction, so that of brokers which start together one writes the id, and all read the
+    # same.
     result = await etcd.txn([Compare.create(key, 0)], [Put(key, new.encode())])
     if result.succeeded:
         return new
@@ -132,12 +138,16 @@ async def take_homes(
     found = await etcd.range(own_member_key(config.etcd_prefix, process_id))
     cluster = f"{found.header.cluster_id:x}{config.etcd_prefix}"
     owner = Owner(cluster, process_id.name, boot_id())
+    # New spools go to the first home, and in a copy no tenure begins: whoever finds it next has to
+    # see a copy, too.
     homes = sorted(free_homes(config.spool_dir, owner), key=lambda home: home.is_copied)
     if not homes or homes[0].is_copied:
         homes.insert(0, SpoolHome.make(config.spool_dir, owner))
     history = await history_of(etcd, config.etcd_prefix)
     for home in homes:
         home.history = history
+    # Only where the machine itself proves the end. A broker that was started on a copy of a living
+    # broker's folder once revoked the lease named in it, and ended that broker.
     leases = {home.former.lease for home in homes if home.former and home.former_has_ended}
     for home in homes:
         if home.former and home.is_copied:

@@ -146,6 +146,8 @@ class _Member:
 async def _members(context: BrokerContext) -> dict[ProcessId, _Member]:
     """The members of our mirror that etcd still has. Raises: EtcdError."""
     prefix = context.config.etcd_prefix
+    # Both ranges are read at one revision. A broker whose two keys were read at different ones
+    # would pass for a broker of Gazette.
     found = await context.etcd.range(own_members_prefix(prefix))
     present = await context.etcd.range(members_prefix(prefix), revision=found.header.revision)
     ours = {kv.key: kv.lease for kv in found.kvs}
@@ -153,6 +155,7 @@ async def _members(context: BrokerContext) -> dict[ProcessId, _Member]:
     members = {}
     for peer, known in context.space.state.members.items():
         kv = there.get(member_key(prefix, peer))
+        # Another lease is another instance, which may have started without what this one held.
         if kv is not None and kv.lease == known.lease:
             is_foreign = ours.get(own_member_key(prefix, peer)) != known.lease
             members[peer] = _Member(is_foreign, is_leaving=_says_that_it_leaves(kv, peer))
@@ -186,6 +189,8 @@ def _is_kept(
     context: BrokerContext, replica: Replica, members: Mapping[ProcessId, _Member]
 ) -> bool:
     """Whether a broker that stays also has everything that the journal holds."""
+    # A broker that leaves too does not count: it may be gone before anyone has synced with it. Of
+    # several that leave at once, each thinks so of the others, and at least one notes the head.
     return any(
         other.process_id != context.process_id
         and _is_in_step(other)
@@ -242,17 +247,23 @@ async def _try_note_head(context: BrokerContext, replica: Replica, *, is_alone: 
     etcd, prefix = context.etcd, context.config.etcd_prefix
     while (spec := replica.spec) is not None:
         suspend = spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
+        # Read in each round: others write the spec and the record, too, and a transaction that
+        # failed starts from what they left.
         found, mod_revision = await read_record(etcd, prefix, replica.name)
         record = _released(replica, found, head)
         if head <= suspend.offset and record is None:
             return True
         own = state.assignment_of(replica.name, context.process_id)
+        # Without an assignment in which we were in step, others may have gone on from another end:
+        # our head could lie behind what they acknowledged.
         if own is None or not _is_in_step(own):
             others = state.assignments_of(replica.name)
             return not is_alone and any(_is_in_step(one) for one in others)
         if await write_head(
             context,
             own,
+            # Never back. Replicas note their own heads, and the greatest covers all that was
+            # acknowledged.
             replace(suspend, offset=max(head, suspend.offset)),
             record=record.encode() if record is not None else None,
             mod_revision=mod_revision,

@@ -113,6 +113,8 @@ class SpoolFile:
 
     def release(self) -> None:
         """Give up one hold; the last one closes the file."""
+        # A count, because readers stream from the file for minutes after the spool has let go of
+        # it, and a descriptor that is reused would serve them another journal's bytes.
         self._holders -= 1
         if self._holders == 0:
             if self._forget is not None or os.fstat(self.fd).st_size > _CLOSE_INLINE_BYTES_MAX:
@@ -213,6 +215,8 @@ def remove_fragment(path: Path) -> None:
     If the process ends in between, the record's new name says that the content is not needed any more:
     content without any would be taken for one that has lost its record.
     """
+    # One lost record once made acknowledged content look like a draft, and the broker deleted it in
+    # silence. So content without any record is kept, and this step must never leave such content.
     gone = path.with_suffix(".gone")
     with contextlib.suppress(FileNotFoundError):
         path.with_suffix(".sealed").rename(gone)
@@ -382,6 +386,7 @@ def sync_folder(folder: Path) -> None:
 def make_private(folder: Path) -> None:
     """Make sure that no other user can put files there that we would take for ours. Raises: OSError."""
     info = folder.lstat()
+    # `lstat`: a link would lead us to a folder that others can change.
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a folder of this user")
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -390,6 +395,7 @@ def make_private(folder: Path) -> None:
 
 def write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
     """Write a file in full or not at all. Raises: OSError."""
+    # A rename replaces the old file at once, so that a crash leaves one or the other.
     new = path.with_name(f"{path.name}.new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -403,6 +409,7 @@ def write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
 
 def write_over(path: Path, data: bytes) -> None:
     """Write into an existing file, on a disk without room for another. Raises: OSError."""
+    # The attempt before this one may have left a part, which takes up the last room.
     path.with_name(f"{path.name}.new").unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

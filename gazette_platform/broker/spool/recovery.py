@@ -148,6 +148,7 @@ def recover(home: SpoolHome) -> list[RecoveredTenure]:
     by_tenure: defaultdict[str, list[Path]] = defaultdict(list)
     with os.scandir(home.folder) as entries:
         for entry in entries:
+            # No links: what they lead to is not ours to store, or to remove.
             if _OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 by_tenure[entry.name.partition(".")[0]].append(home.folder / entry.name)
     found = []
@@ -171,6 +172,8 @@ def _recover(
     slots = home.slots(block)
     records = [head_records.decode_record(slot) for slot in slots]
     is_torn = any(record is None and any(slot) for record, slot in zip(records, slots, strict=True))
+    # By number and not by slot or time: if one slot is torn, the record before it is whole in the
+    # other.
     latest = max((r for r in records if r is not None), key=lambda r: r.number, default=None)
     ordinals = sorted({int(path.name.split(".")[1]) for path in paths})
     tenure = Tenure.recovered(
@@ -181,6 +184,7 @@ def _recover(
         ordinal=max(ordinals, default=0),
         was_durable=any(record.state.is_durable for record in records if record is not None),
     )
+    # A block without record or files: the process ended between the two.
     if latest is None and not paths:
         tenure.leave()  # it was reported to no one
         return None
@@ -197,6 +201,7 @@ def _recover(
     states, boot = _sealed_states(found, ordinals), home.boot_mark
     if latest is not None:
         _take_head(found, latest, states, boot)
+        # Files of a copy were read one after the other, while the original wrote.
         if found.is_copied and latest.ordinal and latest.state.end <= latest.state.begin:
             del states[latest.ordinal]  # its content may have come since
         is_torn = is_torn and _is_of_boot(latest.state, boot)
@@ -266,6 +271,8 @@ def _orphan(path: Path, ordinal: int, states: dict[int, FragmentState], end: int
     size = path.stat().st_size
     to = min((state.begin for n, state in states.items() if n > ordinal), default=end)
     below = [state.end for n, state in states.items() if n < ordinal]
+    # Names say nothing of offsets. If the file is as long as the gap between its neighbours, it is
+    # that gap.
     begin = max(below) if below else to - size
     if begin < 0 or begin + size != to:
         begin = to = 0
@@ -294,6 +301,8 @@ def _take_head(
         found.knows_registers = True
     except _DAMAGE as err:
         _log.error("%s: its registers are lost: %s", found.tenure.journal, err)
+        # Its content may be complete, but a primary with wrong registers would let a fenced writer
+        # append.
         found.is_whole = False
     if latest.ordinal:
         # The file may be sealed already, if no other could be begun. This record says as much, or more.
@@ -334,6 +343,8 @@ def _take_content(
     except OSError as err:
         found.torn.append(Torn(path, begin, end, f"its content is lost: {err}"))
         return
+    # While the machine runs, what a process wrote is in the page cache, however the process ended.
+    # After a restart only what was synced is known to be there.
     is_kept = state.is_durable or _is_of_boot(state, boot)
     try:
         believed_to, sha, why = _believe(fd, state, is_kept=is_kept)
@@ -364,6 +375,8 @@ def _believe(fd: int, state: FragmentState, *, is_kept: bool) -> tuple[int, Dige
         why = "it is shorter than recorded"
     else:
         _hash(fd, sha, 0, proved_to - begin)
+        # The digest proves the beginning. The rest up to the record's end is believed, because it
+        # was synced or the machine has run since.
         if proved_to == begin or sha.digest() == state.digest:
             _hash(fd, sha, proved_to - begin, to - begin)
             left = f"nothing proves its content from {to} on, since the machine was restarted"
@@ -434,10 +447,14 @@ def set_aside(
         "tenure": found.tenure.id,
         "why": why,
     }
+    # Copies of a home have files of the same names, with other content. Neither may take the
+    # other's place.
     names = (f"{path.stem}.{number}{path.suffix}" for number in itertools.count(1))
     places = (folder / name for name in itertools.chain([path.name], names))
     target = next(place for place in places if _is_free(place, path, said))
     told = target.with_suffix(".json")
+    # A second name, not a copy: it costs nothing on a full disk, and a crash in between leaves
+    # both.
     if path.exists() and not target.exists():
         os.link(path, target)
     if not told.exists():
