@@ -28,7 +28,9 @@ from gazette_platform.serving.interface import (
     ASK_AGAIN,
     ASK_ANOTHER,
     CANNOT_REACH,
+    CONNECT_FAILED,
     DROPPED,
+    FELL_SILENT,
     NOT_HTTP2,
     SPEAKS_TLS,
     TRY_AGAIN,
@@ -73,8 +75,6 @@ _UNREACHED: Final = frozenset({Code.UNAVAILABLE, Code.CANCELLED})
 _ASKED_AGAIN: Final = (ASK_AGAIN, TRY_AGAIN, ASK_ANOTHER)
 # The text of calls that end because the client is closed.
 _CLOSED: Final = "the client was closed during the call"
-# How the texts of failed attempts to connect go on behind the address.
-_NOT_CONNECTED: Final = "Failed to connect"
 _BY_PROXY: Final = "(through the HTTP proxy "
 # Words of failed attempts to connect, and what to do.
 _ADVICE: Final = (
@@ -95,6 +95,7 @@ _ADVICE: Final = (
         "another program answers there, or a proxy that passes only HTTP/1: give the address of the gRPC port",
     ),
     ((SPEAKS_TLS,), "its address begins with https://"),
+    ((FELL_SILENT,), "does it hang, or is it overloaded? look at its log, or start it again"),
 )
 
 
@@ -179,7 +180,7 @@ def _advice(details: str, endpoint: str) -> str:
             return advice
     if _BY_PROXY in details:
         return "can the proxy reach it? no_proxy names the hosts to reach without a proxy"
-    if _NOT_CONNECTED not in details and ("Socket closed" in details or "ping" in details):
+    if CONNECT_FAILED not in details and ("Socket closed" in details or "ping" in details):
         return "it ended, or its connection broke; is it running?"
     # A server that refuses a certificate ends the connection, with or without reading what has come.
     if "Socket closed" in details:
