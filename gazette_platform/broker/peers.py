@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
-from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import ClientConfig
+from gazette_platform.client.wire import Authorizer
 from gazette_platform.ops.network import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.protocol.auth import Capability

@@ -14,28 +14,29 @@ from functools import partial
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.allocator import Allocator, announce, member
+from gazette_platform.broker.api.gateway import Gateway
 from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.config import FsyncMode
-from gazette_platform.broker.context import BrokerContext
+from gazette_platform.broker.context import BrokerContext, BrokerMetrics
 from gazette_platform.broker.crash.evictor import Evictor
-from gazette_platform.broker.crash.former import await_former, recover_spools, take_homes
-from gazette_platform.broker.crash.leaving import (
+from gazette_platform.broker.crash.handover import (
+    await_former,
     held_alone,
     note_heads,
+    recover_spools,
     say_leaving,
+    take_homes,
     wait_handed_over,
 )
 from gazette_platform.broker.etcd_records import own_member_key
-from gazette_platform.broker.http.gateway import Gateway
+from gazette_platform.broker.journal.gaps import still_storing
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
-from gazette_platform.broker.journal.storing import still_storing
 from gazette_platform.broker.membership import Membership
-from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.peers import Peers
-from gazette_platform.broker.spool.copies import OtherHomes, say_homes
 from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.broker.spool.persister import Persister
+from gazette_platform.broker.spool.recovery import OtherHomes, say_homes
 from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient, Put
@@ -54,8 +55,7 @@ from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed
-from gazette_platform.serving.process.departure import Departure
-from gazette_platform.serving.process.names import random_id
+from gazette_platform.serving.process import Departure, random_id
 from gazette_platform.stores import StoreRegistry, health_check, open_store
 from gazette_platform.stores.metrics import MeasuredStore
 

@@ -2,5 +2,5 @@
 
 `interface` says what a transport gives to the logic of calls and takes from it, in terms of bytes: logic
 imports no gRPC. There are two transports: `grpc_server` uses
-the gRPC library, `h2` our own HTTP/2.
+the gRPC library, `h2` our own HTTP/2. `process` runs a server until it has to leave, and `members` runs several as one.
 """

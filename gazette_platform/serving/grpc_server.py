@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
-    from gazette_platform.serving.call_metrics import CallMetrics, MethodMetrics
+    from gazette_platform.serving.calls import CallMetrics, MethodMetrics
     from gazette_platform.serving.interface import (
         BidiStream,
         ClientStream,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gazette_platform.broker.spool.copies import place_of
-from gazette_platform.broker.spool.files import write_all
+from gazette_platform.broker.spool.files import place_of, write_all
 from gazette_platform.broker.spool.head_records import FragmentState
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, LabelSet
 

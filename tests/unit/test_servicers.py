@@ -24,7 +24,7 @@ from words_service import (
     add_words,
 )
 
-from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.serving.grpc_server import GrpcServer

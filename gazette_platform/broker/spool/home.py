@@ -36,13 +36,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from gazette_platform.broker.spool import head_records
-from gazette_platform.broker.spool.copies import is_elsewhere, is_on_another_device, place_of
 from gazette_platform.broker.spool.files import (
     FILE_MODE,
     FOLDER_MODE,
     FULL,
     finish_closing,
+    is_elsewhere,
+    is_on_another_device,
     make_private,
+    place_of,
     read_small,
     sync_folder,
     write_all,

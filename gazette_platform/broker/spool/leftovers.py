@@ -48,9 +48,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.broker.epochs import EpochRecord
-    from gazette_platform.broker.spool.copies import OtherHomes
     from gazette_platform.broker.spool.persister import Persister
-    from gazette_platform.broker.spool.recovery import RecoveredFragment, RecoveredTenure
+    from gazette_platform.broker.spool.recovery import (
+        OtherHomes,
+        RecoveredFragment,
+        RecoveredTenure,
+    )
     from gazette_platform.broker.spool.tenure import Tenure
     from gazette_platform.broker.spool.verdicts import Verdict
     from gazette_platform.etcd import EtcdClient, RangeResult

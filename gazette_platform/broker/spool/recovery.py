@@ -4,6 +4,11 @@ As long as the machine runs, all that a process wrote exists, however the proces
 failure only content counts that was synced, or that a digest proves. A torn record does not count, and
 content after the end of a record was never committed. A file that single others are missing beside is
 kept: the log says what it is, and what is missing.
+
+Copies of a home prove nothing: their original may have gone on. One that is made file by file is known by where
+it lies (see `files.place_of`). Nothing reveals one that was made block by block, of a whole disk; but names of
+homes are random, and it keeps its name: each broker says in etcd which homes it holds, so of a home that two of
+them hold, one is a copy.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
+from gazette_platform.broker.etcd_records import own_member_key, own_members_prefix
 from gazette_platform.broker.spool import head_records
 from gazette_platform.broker.spool.files import (
     COMPRESS_BATCH_BYTES,
@@ -32,11 +38,15 @@ from gazette_platform.broker.spool.tenure import Tenure
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
+    from gazette_platform.broker.epochs import EpochRecord
     from gazette_platform.broker.spool.head_records import FragmentState, Record, TenureHeader
     from gazette_platform.broker.spool.home import SpoolHome
     from gazette_platform.broker.spool.spool import Digest
+    from gazette_platform.etcd import KeyValue
+    from gazette_platform.protocol import ProcessId
 
 _log = logging.getLogger(__name__)
 
@@ -476,3 +486,69 @@ def _is_free(target: Path, path: Path, said: dict[str, Any]) -> bool:
     return isinstance(former, dict) and all(
         former.get(name) == said[name] for name in ("tenure", "begin", "end")
     )
+
+
+# ------------------------------------------------------------------- homes that others hold, too
+def say_homes(homes: Iterable[SpoolHome]) -> bytes:
+    """What a member says of the homes that it holds; not of copies, which prove nothing."""
+    return "\n".join(home.folder.name for home in homes if not home.is_copied).encode()
+
+
+@final
+class OtherHomes:
+    """The homes that living brokers other than this one say they hold. Brokers of Gazette say nothing."""
+
+    def __init__(self, prefix: str, own: ProcessId) -> None:
+        self._prefix = prefix
+        self._own = own
+        self._logged: set[Path] = set()
+
+    def doubled(
+        self,
+        record: EpochRecord | None,
+        found: Iterable[RecoveredTenure],
+        members: Iterable[KeyValue],
+    ) -> set[RecoveredTenure]:
+        """Return those of the tenures found here that another broker has, too.
+
+        If etcd says that this broker is the holder, it goes on: it is not the one that came later.
+
+        Args:
+            record: what etcd has of their journal.
+            found: the tenures.
+            members: the brokers of this project, read after `record`.
+        """
+        others = self._others(members)
+        holders = record.holders if record is not None else ()
+        ours = {one.tenure for one in holders if one.process == self._own}
+        doubled = set()
+        for one in found:
+            folder = one.tenure.folder
+            # Names of homes are random, so two brokers with one name share an origin. Which of them
+            # is the copy cannot be seen, so neither acts unless etcd names it.
+            if folder.name in others and not one.is_copied and one.tenure.id not in ours:
+                self._log_once(folder, others[folder.name])
+                doubled.add(one)
+        return doubled
+
+    def _others(self, members: Iterable[KeyValue]) -> dict[str, str]:
+        """Return the owner of each home, by the home's name."""
+        prefix = own_members_prefix(self._prefix)
+        ours = own_member_key(self._prefix, self._own)
+        return {
+            name: kv.key.removeprefix(prefix)
+            for kv in members
+            if kv.key != ours
+            for name in kv.value.decode(errors="replace").split()
+        }
+
+    def _log_once(self, folder: Path, who: str) -> None:
+        if folder not in self._logged:
+            self._logged.add(folder)
+            _log.error(
+                "%s: broker %s, which is alive, says that it has this folder, too; one of the two is a copy, "
+                "and what this one says of journals is kept, and neither served nor stored (stop the broker "
+                "that runs on the copy, and move the copy away)",
+                folder,
+                who,
+            )

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gazette_platform.broker.processes import configs_of
+from gazette_platform.broker.config import configs_of
 from gazette_platform.cli import errors
 from gazette_platform.cli.program import set_up_logging
 from gazette_platform.errors import ValidationError
 from gazette_platform.serving.members.line import SupervisorLine
-from gazette_platform.serving.process.names import random_id
+from gazette_platform.serving.process import random_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ def serve_processes(config: BrokerConfig, count: int, *, log_level: str, log_for
         Supervision,
         Supervisor,
     )
-    from gazette_platform.serving.process.running import run_server  # noqa: PLC0415
+    from gazette_platform.serving.process import run_server  # noqa: PLC0415
 
     if config.debug_port is None:
         raise ValidationError(

@@ -6,8 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gazette_platform.broker.config import BrokerConfig, FsyncMode
-from gazette_platform.broker.processes import process_count
+from gazette_platform.broker.config import BrokerConfig, FsyncMode, process_count
 from gazette_platform.cli.options import (
     ListenAddress,
     ProcessOption,

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from gazette_platform.allocator import AllocatorMetrics
 from gazette_platform.message import SequencerCounts
-from gazette_platform.serving.call_metrics import CallMetrics, Tallies
+from gazette_platform.serving.calls import CallMetrics, Tallies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -42,9 +42,7 @@ from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer, Origins
-from gazette_platform.serving.process.departure import Departure
-from gazette_platform.serving.process.names import random_id
-from gazette_platform.serving.process.running import run_server
+from gazette_platform.serving.process import Departure, random_id, run_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

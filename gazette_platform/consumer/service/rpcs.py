@@ -15,16 +15,15 @@ from google.protobuf.message import Message
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, consumer_pb2 as pb
-from gazette_platform.serving.http_server import caller_metadata
+from gazette_platform.serving.calls import before_expiry, failure_of
+from gazette_platform.serving.http_server import RestRoutes, caller_metadata
 from gazette_platform.serving.interface import Kind, Rpc, RpcFailed
-from gazette_platform.serving.outcome import before_expiry, failure_of
 from gazette_platform.serving.rest_messages import (
     INVALID_ARGUMENT,
     error_of,
     message_line,
     parse_request,
 )
-from gazette_platform.serving.rest_routes import RestRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -1,6 +1,6 @@
 """gRPC over HTTP/2, written straight on asyncio's protocols.
 
-`frames`, `hpack`, `requests`, `responses`, `stream`, `limits`, `endpoint` and its two sides, `machine` and
+`frames`, `hpack`, `responses`, `stream`, `limits`, `endpoint` and its two sides, `server_machine` and
 `client_machine`, decide and do no I/O: they take the bytes that the other side sent, collect those to send,
 and call a hook for each event.
 `server` acts: it listens, owns the transports and the tasks of calls, sweeps over its connections and drains

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.h2.limits import Limits
     from gazette_platform.serving.interface import Kind
-    from gazette_platform.serving.proxies import Proxy
+    from gazette_platform.serving.sockets import Proxy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -442,9 +442,10 @@ class Channel:
     @property
     def condition(self) -> Condition:
         """As `OutgoingChannel` has it."""
-        if self._link is not None and self._link.is_ready:
-            return Condition.READY
-        return Condition.FAILED if self._failure else Condition.UNKNOWN
+        if self._failure:
+            return Condition.FAILED
+        is_ready = self._link is not None and self._link.is_ready
+        return Condition.READY if is_ready else Condition.UNKNOWN
 
     async def close(self, why: str = PEER_LEFT) -> None:
         """As `OutgoingChannel` has it.

@@ -1,1 +1,0 @@
-"""HTTP: the gateway to journals, live tails for browsers, and diagnostics."""

@@ -1,1 +1,0 @@
-"""A server as a process: its signals, its end (which does not wait for ever), and its names."""
