@@ -65,9 +65,9 @@ def effective_limits(
     return limits
 
 
-def load_ratio(held: int, limit: int) -> float:
+def load_ratio(items: int, limit: int) -> float:
     """How full a member is; without any room it is infinitely full."""
-    return held / limit if limit > 0 else float("inf")
+    return items / limit if limit > 0 else float("inf")
 
 
 @final
@@ -190,7 +190,7 @@ class Solver:
         item = self._items.get(name)
         return self._members_of(self._net.flow[item]) if item is not None else ()
 
-    def held_by(self, process_id: ProcessId) -> int:
+    def count_of(self, process_id: ProcessId) -> int:
         """How many items the member ought to hold."""
         number = self._members.get(process_id)
         return len(self._net.items_of[number]) if number is not None else 0
@@ -255,13 +255,13 @@ class Solver:
         # The most dispensable first: members over their limit, then where too many replicas are together, then those
         # over their share. A primary goes last among equals, since its successor has to sync before it appends.
         def reluctance(member: int) -> tuple[bool, bool, bool, bool, float, int]:
-            held, bit = len(net.items_of[member]), 1 << member
+            items, bit = len(net.items_of[member]), 1 << member
             return (
-                net.limits[member] == 0 or held > net.limits[member],
+                net.limits[member] == 0 or items > net.limits[member],
                 bool(crowded & bit),
-                held > shares[member],
+                items > shares[member],
                 not net.primary[item] & bit,
-                load_ratio(held, net.limits[member]),
+                load_ratio(items, net.limits[member]),
                 member,
             )
 

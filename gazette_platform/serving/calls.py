@@ -90,18 +90,18 @@ class Tally:
         count: the total so far; only the event loop's thread adds to it.
     """
 
-    __slots__ = ("_counter", "_told", "count")
+    __slots__ = ("_counter", "_exported", "count")
 
     def __init__(self, counter: Counter) -> None:
         self.count = 0
         self._counter = counter
-        self._told = 0
+        self._exported = 0
 
-    def tell(self) -> None:
+    def export(self) -> None:
         """Bring the counter up to date."""
         count = self.count
-        self._counter.inc(count - self._told)
-        self._told = count
+        self._counter.inc(count - self._exported)
+        self._exported = count
 
 
 @final
@@ -122,7 +122,7 @@ class Tallies(Collector):
     def collect(self) -> Iterable[Metric]:
         """Bring all counters up to date; there are no metrics of our own."""
         for tally in self._all:
-            tally.tell()
+            tally.export()
         return ()
 
 

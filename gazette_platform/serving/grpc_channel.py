@@ -184,5 +184,5 @@ class GrpcCall:
 
     async def greeting(self) -> Mapping[str, str]:
         """As `OutgoingCall` has it."""
-        told = await of_call(self._call, self._call.initial_metadata())
-        return {str(name): str(value) for name, value in told or ()}
+        metadata = await of_call(self._call, self._call.initial_metadata())
+        return {str(name): str(value) for name, value in metadata or ()}

@@ -157,7 +157,7 @@ class Appender:
         next answer.
         """
         batch: list[Pending] = []
-        replicator, is_held = self._replicator, False
+        replicator, is_waiting = self._replicator, False
         try:
             if self._tasks.is_closed:
                 self._refuse_all("this broker has stopped")
@@ -165,7 +165,7 @@ class Appender:
             # their turns of the loop made most of the system calls of a replicated append.
             elif replicator.has_peers and replicator.holds_back(self._waiting_bytes()):
                 replicator.once_answered(self._start)
-                is_held = True
+                is_waiting = True
             elif not replicator.has_peers or replicator.takes_at_once:
                 batch = self._plan()
                 if batch and self._commit_at_once(batch):
@@ -174,7 +174,7 @@ class Appender:
             batch = []
             self._fail_step(err, 0.0)
         finally:
-            if is_held:
+            if is_waiting:
                 pass
             elif batch or self._queue:
                 self._tasks.spawn(self._run(batch), name=f"append {self._journal.name}")

@@ -97,7 +97,7 @@ _log = logging.getLogger(__name__)
 _WRITES_MAX = 64
 
 
-def held_alone(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset[str]:
+def alone_with(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset[str]:
     """Journals whose whole content no other broker has now."""
     own, state = context.process_id, context.space.state
     return frozenset(
@@ -131,7 +131,7 @@ async def note_heads(
 
     Args:
         context: of this broker.
-        replicas: of the journals that it held.
+        replicas: of the journals that it served.
         lease: of its member key.
         timeout_s: seconds for each journal, and before that for asking etcd who is a member.
         alone: journals that no other broker had in full when we began to leave. If we were evicted since,
@@ -185,7 +185,7 @@ async def _members(context: BrokerContext) -> dict[ProcessId, _Member]:
     members = {}
     for peer, known in context.space.state.members.items():
         kv = there.get(member_key(prefix, peer))
-        # Another lease is another instance, which may have started without what this one held.
+        # Another lease is another instance, which may have started without what this one had.
         if kv is not None and kv.lease == known.lease:
             is_foreign = ours.get(own_member_key(prefix, peer)) != known.lease
             members[peer] = _Member(is_foreign, is_leaving=_says_that_it_leaves(kv, peer))
@@ -340,7 +340,7 @@ async def await_former(
     former = await _former(etcd, prefix, process_id, endpoint)
     if former is None:
         return
-    with contextlib.suppress(TimeoutError), _held(host, port) as is_ours:
+    with contextlib.suppress(TimeoutError), _reserve(host, port) as is_ours:
         if not is_ours:
             return  # a living process has the port: nothing to wait for, and listening will fail
         async with asyncio.timeout(timeout_s):
@@ -371,16 +371,16 @@ async def _former(
 
 
 @contextlib.contextmanager
-def _held(host: str, port: int) -> Iterator[bool]:
+def _reserve(host: str, port: int) -> Iterator[bool]:
     """Take a port without listening, so that it refuses connections. Gives: whether it was free."""
     with contextlib.ExitStack() as stack:
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            held = stack.enter_context(socket.socket(family))
+            sock = stack.enter_context(socket.socket(family))
             # Connections of the former process may linger in TIME_WAIT; they must not make the port
             # look taken.
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(address)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
         except OSError:
             yield False
         else:

@@ -433,9 +433,9 @@ async def ask_others(context: BrokerContext, journal: str, *, gives_up: bool = F
     if any(one.may_have(journal) for one in leaving):
         return False
     # A leaving broker does not answer any more. It has said what it holds, and gets nothing new.
-    told = {one.lease for one in leaving}
+    leases = {one.lease for one in leaving}
     return all(
-        answer or lease in told for answer, lease in zip(answers, asked.values(), strict=True)
+        answer or lease in leases for answer, lease in zip(answers, asked.values(), strict=True)
     )
 
 

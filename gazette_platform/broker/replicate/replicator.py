@@ -132,8 +132,8 @@ class Replicator:
         found = [(self._journal.process_id, self._spool.tenure), *peers]
         # All or none. Etcd may name as holder whoever has all that was acknowledged; with one
         # broker that forgets, the record would promise more than its holders can prove.
-        held = frozenset(Holder(tenure, process) for process, tenure in found if tenure)
-        return held if len(held) == len(found) else None
+        holders = frozenset(Holder(tenure, process) for process, tenure in found if tenure)
+        return holders if len(holders) == len(found) else None
 
     @property
     def owns_spool(self) -> bool:

@@ -21,8 +21,8 @@ from gazette_platform.broker.epochs import announce, is_long, release, save, set
 from gazette_platform.broker.etcd_records import (
     delete_record,
     has_foreign_members,
-    held_journals,
     history_key,
+    journal_holders,
     read_own_members,
     read_record,
     write_record,
@@ -286,15 +286,17 @@ class Leftovers:
             # The records may have changed by the time that we act. That does no harm: a tenure that is
             # no holder never becomes one again, and `settle` reads the record once more.
             try:
-                held = await held_journals(self._etcd, self._prefix, self._found)
+                holders = await journal_holders(self._etcd, self._prefix, self._found)
             except EtcdError as err:
                 _log.warning("spools of former processes stay for now: %s", err)
                 return
-            kept = {one.tenure.id for found in self._found.values() for one in found}
+            ours = {one.tenure.id for found in self._found.values() for one in found}
             # Holders that nobody waits for stay as they are. After a restart of a whole cluster
             # they are thousands, and nearly all of them are such.
             names = [
-                name for name in names if not held.get(name, set()) & kept or self._is_in_part(name)
+                name
+                for name in names
+                if not holders.get(name, set()) & ours or self._is_in_part(name)
             ]
 
         # One whose store is away, or whose spool is unforeseen, must not delay the others.
@@ -616,12 +618,12 @@ class Leftovers:
         self, found: RecoveredTenure, paths: list[Path], spans: list[tuple[int, int]], why: str
     ) -> None:
         """Set files aside, and log it in one line, however many they are. Raises: OSError: call again."""
-        told = [
+        descriptions = [
             set_aside(self._spool_dir, found, path, begin=begin, end=end, why=why)
             for path, (begin, end) in zip(paths, spans, strict=True)
         ]
-        self._count(len(told))
-        if told:
+        self._count(len(descriptions))
+        if descriptions:
             _log.warning(
                 "%s: content [%d, %d) of a spool of broker %s is set aside, since %s: see %s%s",
                 found.tenure.journal,
@@ -629,8 +631,8 @@ class Leftovers:
                 spans[-1][1],
                 found.process,
                 why,
-                told[0],
-                f" and {len(told) - 1} more" if len(told) > 1 else "",
+                descriptions[0],
+                f" and {len(descriptions) - 1} more" if len(descriptions) > 1 else "",
             )
 
 

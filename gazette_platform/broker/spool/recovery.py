@@ -462,25 +462,25 @@ def set_aside(
     names = (f"{path.stem}.{number}{path.suffix}" for number in itertools.count(1))
     places = (folder / name for name in itertools.chain([path.name], names))
     target = next(place for place in places if _is_free(place, path, said))
-    told = target.with_suffix(".json")
+    description = target.with_suffix(".json")
     # A second name, not a copy: it costs nothing on a full disk, and a crash in between leaves
     # both.
     if path.exists() and not target.exists():
         os.link(path, target)
-    if not told.exists():
-        write_new(told, f"{json.dumps(said, indent=2)}\n".encode())
-    return told
+    if not description.exists():
+        write_new(description, f"{json.dumps(said, indent=2)}\n".encode())
+    return description
 
 
 def _is_free(target: Path, path: Path, said: dict[str, Any]) -> bool:
     """Whether a place has nothing yet, or has this very file already. Raises: OSError."""
-    told = target.with_suffix(".json")
+    description = target.with_suffix(".json")
     if path.exists():
-        return target.samefile(path) if target.exists() else not told.exists()
-    if not told.exists():
+        return target.samefile(path) if target.exists() else not description.exists()
+    if not description.exists():
         return not target.exists()
     try:
-        former = json.loads(told.read_bytes())
+        former = json.loads(description.read_bytes())
     except ValueError:
         return False
     return isinstance(former, dict) and all(
