@@ -190,11 +190,6 @@ class Solver:
         item = self._items.get(name)
         return self._members_of(self._net.flow[item]) if item is not None else ()
 
-    def count_of(self, process_id: ProcessId) -> int:
-        """How many items the member ought to hold."""
-        number = self._members.get(process_id)
-        return len(self._net.items_of[number]) if number is not None else 0
-
     def solve(self) -> Generator[None, None, list[str]]:
         """Revise the answer. Yields every few milliseconds, so that others may run.
 
