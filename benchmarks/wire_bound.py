@@ -15,7 +15,7 @@ import uvloop
 from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.protocol.content import decode_append_content, encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.interface import Kind, Rpc
 

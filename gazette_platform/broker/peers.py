@@ -19,7 +19,7 @@ from gazette_platform.ops.network import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.serving.config import Wire
-from gazette_platform.serving.grpc_channel import GrpcChannel
+from gazette_platform.serving.grpc_transport import GrpcChannel
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.limits import PEER_LIMITS
 from gazette_platform.serving.interface import Code, Condition, Kind, RpcFailed, go_spelling

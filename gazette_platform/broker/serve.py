@@ -51,7 +51,7 @@ from gazette_platform.ops.tasks import TaskGroup, run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.config import Wire
-from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed

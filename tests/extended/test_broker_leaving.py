@@ -17,7 +17,7 @@ from gazette_platform.client import Change, Client, ClientConfig
 from gazette_platform.errors import EtcdError, SetupError
 from gazette_platform.keyspace import KeySpace
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.process import Watchdog
 from gazette_platform.testing.local import LocalBrokers, append

@@ -39,7 +39,7 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.config import Wire
-from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer, Origins
 from gazette_platform.serving.process import Departure, random_id, run_server
