@@ -133,15 +133,17 @@ soak: $(STAMP) ## Sum streams by consumers while brokers, consumers, etcd and Po
 screenshots: $(STAMP) ## Take the pictures in docs/images again, of a demo in a headless browser
 	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_SCREENSHOTS=docs/images $(BIN)/pytest -k TestDagsterUi tests/e2e/test_demo.py $(ARGS)
 
-gen: $(STAMP) ## Generate code from proto/, the reference of commands and the map of modules
+gen: $(STAMP) ## Generate code from proto/, the reference of commands, the map of modules and dashboards
 	$(PY) tools/gen.py
 	$(PY) tools/gen_reference.py
 	$(PY) tools/gen_modules.py
+	$(PY) tools/gen_dashboards.py
 
 gen-check: $(STAMP) ## Fail when generated files differ from what `make gen` would write
 	$(PY) tools/gen.py --check
 	$(PY) tools/gen_reference.py --check
 	$(PY) tools/gen_modules.py --check
+	$(PY) tools/gen_dashboards.py --check
 
 docs: $(STAMP) ## Run the snippets of docs/ against a live platform
 	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest tests/e2e/test_docs.py $(ARGS)

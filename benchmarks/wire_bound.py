@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, final
 import uvloop
 
 from gazette_platform.broker.context import BrokerMetrics
+from gazette_platform.ops.process import settle_memory, tune_malloc
 from gazette_platform.protocol.content import decode_append_content, encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.grpc_transport import GrpcServer
@@ -95,4 +96,7 @@ async def serve(wire: str) -> None:
 
 
 if __name__ == "__main__":
+    # As a broker does: by default glibc gives the memory of each large message back, and allocates it again.
+    tune_malloc()
+    settle_memory()
     uvloop.run(serve(sys.argv[1]))

@@ -88,6 +88,7 @@ NEEDS = (
         package="mariadb-server-core",
         place="usr/sbin/mariadbd",
     ),
+    Need(names=("promtool",), why="tests of alert rules", package="prometheus"),
     Need(names=("ps",), why="tests that look for left-over processes", package="procps"),
     Need(names=("strace",), why="tests of slow and failing disks", package="strace"),
 )

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
 from gazette_platform.allocator import AllocatorMetrics
 from gazette_platform.broker.spool.files import DiskPace
@@ -93,6 +93,7 @@ class BrokerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.tallies = Tallies(self.registry)
         self.stores = StoreMetrics(self.registry)
         self.allocator = AllocatorMetrics(self.registry)

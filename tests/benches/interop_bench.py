@@ -20,7 +20,7 @@ from h2_server_bench import Bench
 from gazette_platform.platform import tools
 from gazette_platform.serving.tls import TlsMaterial
 from gazette_platform.testing.certificates import CertificateAuthority
-from gazette_platform.testing.waiting import eventually, patient
+from gazette_platform.testing.waiting import patient
 
 SOURCES = Path(__file__).parents[1] / "interop"
 CHECKS = [
@@ -161,11 +161,11 @@ class OurServer(Served):
         await self.stack.enter_async_context(self.bench)
 
     async def hand_over(self, other):
+        # It closes its port, and no client knows: none may find the port closed.
+        await self.bench.server._end_accepting()
+        await other.start()
         stopping = self.bench.server.stop(grace_s=patient(60.0))
         self.leaving = asyncio.get_running_loop().create_task(stopping)
-        # It has closed its port, and no client knows.
-        await eventually(lambda: not any(each.sockets for each in self.bench.server._servers))
-        await other.start()
 
     def open_gate(self):
         self.bench.echo.gate.set()

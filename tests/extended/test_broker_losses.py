@@ -159,7 +159,7 @@ async def test_a_disk_that_cannot_be_read_holds_neither_readers_nor_the_process(
     stub = cluster.stub(broker)
     async with client(broker) as one:
         await one.append(JOURNAL, b"persisted ")
-        await one.append(JOURNAL, b"lost")
+        await one.append(JOURNAL, b"lost" * (64 << 10))  # too much to be summed as it is committed
     await eventually(lambda: stored(cluster) == b"persisted ")
 
     def read(*_):
@@ -174,7 +174,7 @@ async def test_a_disk_that_cannot_be_read_holds_neither_readers_nor_the_process(
                     pass
             assert caught.value.code() is StatusCode.UNAVAILABLE
     async with client(broker) as one:
-        await one.append(JOURNAL, b"lost, too")  # and not summed yet
+        await one.append(JOURNAL, b"lost, too" * (64 << 10))  # and not summed yet
     monkeypatch.setattr(os, "preadv", read)
     assert await asyncio.wait_for(broker.drain(), patient(25)) == []
     assert "is not persisted by this process: [Errno 5]" in caplog.text

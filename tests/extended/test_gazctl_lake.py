@@ -131,11 +131,12 @@ def test_tables_are_listed_and_described_also_without_a_metastore(lake, root, tm
         "Journals",
         "Partitions",
         "Rows",
+        "Unfit",
         "Lag",
         "bytes",
         "Problems",
     ]
-    assert lines[1].split() == ["s.t", "json", "2", "<none>", "<none>", "<none>"]
+    assert lines[1].split() == ["s.t", "json", "2", *["<none>"] * 4]
     (table, refused) = orjson.loads(lake("list", "-o", "json").out)
     assert (table["table"], table["journals"], table["rows"]) == ("s.t", 2, None)
     assert refused["file"] == "bad.yaml"

@@ -15,7 +15,7 @@ from grpc import aio
 
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.limits import PEER_LIMITS
-from gazette_platform.serving.interface import Kind, RpcFailed
+from gazette_platform.serving.interface import DROPPED, Kind, RpcFailed
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.waiting import pass_time, patient
 
@@ -295,12 +295,22 @@ async def drain(calls):
     say({"event": "waiting"})
     has_moved = False
     while not waiting.done():
-        name = await calls.unary("Name", b"")
+        name = await name_of(calls)
         if not has_moved and name != first:
             has_moved = True
             say({"event": "moved"})
     assert await waiting == b"waited"
     assert has_moved
+
+
+async def name_of(calls):
+    """Ask for the server's name, again if it dropped the call: grpc.aio's does so, when it stops."""
+    while True:
+        try:
+            return await calls.unary("Name", b"")
+        except Failed as err:
+            if DROPPED not in str(err):
+                raise
 
 
 def say(line):

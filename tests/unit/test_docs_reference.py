@@ -60,7 +60,9 @@ def test_every_metric_is_documented():
         for metric in ShardMetrics({}).collect()
     }
     names |= {line.split()[2] for line in prometheus_text([]).splitlines() if "HELP" in line}
-    documented = {n for n in words_of("metrics.md") if n.startswith(("gazette_", "grpc_server_"))}
+    documented = {
+        n for n in words_of("metrics.md") if n.startswith(("gazette_", "grpc_server_", "process_"))
+    }
     assert documented == names
 
 

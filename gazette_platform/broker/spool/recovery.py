@@ -182,8 +182,6 @@ def _recover(
     slots = home.slots(block)
     records = [head_records.decode_record(slot) for slot in slots]
     is_torn = any(record is None and any(slot) for record, slot in zip(records, slots, strict=True))
-    # By number and not by slot or time: if one slot is torn, the record before it is whole in the
-    # other.
     latest = max((r for r in records if r is not None), key=lambda r: r.number, default=None)
     ordinals = sorted({int(path.name.split(".")[1]) for path in paths})
     tenure = Tenure.recovered(
@@ -194,7 +192,6 @@ def _recover(
         ordinal=max(ordinals, default=0),
         was_durable=any(record.state.is_durable for record in records if record is not None),
     )
-    # A block without record or files: the process ended between the two.
     if latest is None and not paths:
         tenure.leave()  # it was reported to no one
         return None
@@ -211,7 +208,6 @@ def _recover(
     states, boot = _sealed_states(found, ordinals), home.boot_mark
     if latest is not None:
         _take_head(found, latest, states, boot)
-        # Files of a copy were read one after the other, while the original wrote.
         if found.is_copied and latest.ordinal and latest.state.end <= latest.state.begin:
             del states[latest.ordinal]  # its content may have come since
         is_torn = is_torn and _is_of_boot(latest.state, boot)
