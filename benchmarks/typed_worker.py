@@ -9,7 +9,7 @@ from benchmarks.typed_data import JOURNAL
 from benchmarks.typed_source import fragments_of
 from benchmarks.typed_table import COLUMNS, UUID_FIELD
 from gazette_platform.client import ClientConfig, FragmentListing
-from gazette_platform.lake.reading.segments import Segment
+from gazette_platform.client.read.extents import Extent
 from gazette_platform.lake.spec.typed.partitions import parse_partition
 from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
@@ -61,6 +61,6 @@ def _orders(options: Options) -> list[Order]:
     for fragment in fragments_of(options.root):
         stored = replace(fragment, backing_store="file:///")
         listing = FragmentListing(stored, f"file:///{fragment.content_path}")
-        segment = Segment(JOURNAL, fragment.begin, fragment.end, (), listing)
-        orders.append(Order(journal=JOURNAL, task=Task((segment,))))
+        extent = Extent(JOURNAL, fragment.begin, fragment.end, listing)
+        orders.append(Order(journal=JOURNAL, task=Task((extent,))))
     return orders

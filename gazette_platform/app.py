@@ -192,7 +192,13 @@ def _checked(
     return consumer_config(values)
 
 
-_CONSUMER = ServerOptions(ConsumerConfig, "process")
+_CONSUMER = ServerOptions(
+    ConsumerConfig,
+    "process",
+    "other processes of the group",
+    "serves the gRPC port",
+    them="them",
+)
 
 
 def _broker(name: str, kind: type, text: str, field: str = "") -> ProcessOption:
@@ -207,7 +213,7 @@ _OPTIONS = (
         "Host that is bound, and advertised.",
         _CONSUMER.own("port", int, "TCP port of the gRPC service; 0 for any free one."),
     ),
-    *_CONSUMER.security("other processes of the group", them="them"),
+    *_CONSUMER.security(),
     _CONSUMER.own(
         "allow-origin", list, "Origin whose pages may use the HTTP port; * for all. Repeatable."
     ),
@@ -217,25 +223,21 @@ _OPTIONS = (
         "Host name that requests to the HTTP port may carry, beside those of --consumer.host, "
         "--consumer.advertise and the machine; * for any. Repeatable.",
     ),
-    _CONSUMER.wire("serves the gRPC port"),
+    *_CONSUMER.shared("wire"),
     _CONSUMER.own("limit", int, "Most shards that this process takes on."),
     _CONSUMER.own("max-hot-standbys", int, "Cap on the hot standbys of shards."),
-    _CONSUMER.watch_delay(),
-    _CONSUMER.recv_size(),
-    _CONSUMER.drain_timeout(),
+    *_CONSUMER.shared("watch-delay", "max-grpc-recv-size", "drain-timeout"),
     _CONSUMER.own(
         "restart-failed",
         float,
         "After which a shard that failed here is started again, doubled each time. Default: not before "
         "you unassign it, unless its failure may pass: it was fenced, or its database was away.",
-        "restart_failed_s",
     ),
     _CONSUMER.own("directory", Path, "Folder of the files of shards, while they run here."),
     _CONSUMER.own(
         "hints-interval",
         float,
         "How often a shard keeps hints: whoever recovers it plays what was recorded since.",
-        "hints_interval_s",
     ),
     _broker("address", str, "URL of a broker, or of several, with commas between."),
     _broker("cert-file", str, "PEM certificate to show to brokers."),
@@ -321,13 +323,11 @@ def consumer_config(values: Mapping[str, Any]) -> ConsumerConfig:
     file_root = values["broker.file-root"]
     if file_root and not Path(file_root).is_dir():
         raise ValidationError(f"{file_root} is not a directory", path="broker.file-root")
-    broker = config_of(
-        "broker",
-        zone=values["consumer.zone"] or "-",  # whose own rule reports it
-        **{name: values[f"broker.{name.replace('_', '-')}"] or "" for name in _BROKER_TEXTS},
-        cache_size=values["broker.cache.size"],
-        cache_ttl=values["broker.cache.ttl"],
-    )
+    of_broker = {name: values[f"broker.{name.replace('_', '-')}"] or "" for name in _BROKER_TEXTS}
+    of_broker["cache_size"] = values["broker.cache.size"]
+    of_broker["cache_ttl"] = values["broker.cache.ttl"]
+    # An empty zone is reported by the rule of the consumer's own.
+    broker = config_of("broker", values["consumer.zone"] or "-", of_broker)
     # A shard waits for brokers that are away, and goes on when they are back.
     client = replace(broker, retry_timeout_s=None, file_root=Path(file_root) if file_root else None)
     return ConsumerConfig(**own, broker=client, etcd_prefix=values["etcd.prefix"])

@@ -23,9 +23,9 @@ from gazette_platform.assets import (
     specs_check,
     typed_definitions,
 )
+from gazette_platform.assets.maintenance import UpkeepEngine
 from gazette_platform.assets.rollups import ENGINE_RESOURCES
-from gazette_platform.assets.typed_keys import typed_pairs
-from gazette_platform.assets.typed_maintenance import UpkeepEngine
+from gazette_platform.assets.typed_events import typed_pairs
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import LakeSettings, SpecFolder, read_spec_folder
 from gazette_platform.lake.rollups import PythonRollup, read_rollup_folder

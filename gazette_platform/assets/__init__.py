@@ -8,6 +8,7 @@ that running one twice changes nothing; automation asks for those whose sources 
 
 from gazette_platform.assets.automation import DepsGood
 from gazette_platform.assets.checks import raw_checks, refused_checks, specs_check
+from gazette_platform.assets.jobs import job_name, rollup_definitions, typed_definitions
 from gazette_platform.assets.raw import (
     SPECS_KEY,
     journals_key,
@@ -18,12 +19,15 @@ from gazette_platform.assets.raw import (
     table_key,
     table_partitions,
 )
-from gazette_platform.assets.rollup_folder import rollups_asset_spec, rollups_check
-from gazette_platform.assets.rollup_jobs import job_name, rollup_definitions
-from gazette_platform.assets.rollups import RollupConfig, rollup_asset, rollup_key
+from gazette_platform.assets.rollups import (
+    RollupConfig,
+    rollup_asset,
+    rollup_key,
+    rollups_asset_spec,
+    rollups_check,
+)
 from gazette_platform.assets.source_marks import SOURCES_KEY
 from gazette_platform.assets.typed import TypedConfig
-from gazette_platform.assets.typed_jobs import typed_definitions
 
 __all__ = [
     "SOURCES_KEY",

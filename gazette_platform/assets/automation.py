@@ -37,16 +37,15 @@ from dagster import (
 )
 from typing_extensions import override
 
-from gazette_platform.assets.checks import CHECKS, OVERLAP_CHECK
-from gazette_platform.assets.query_checks import QUERY_CHECK
-from gazette_platform.assets.raw import table_key
-from gazette_platform.assets.source_marks import (
+from gazette_platform.assets.checks import (
+    CHECKS,
+    OVERLAP_CHECK,
+    QUERY_CHECK,
     is_red,
     newest_evaluations,
-    noted_mark,
-    sources_mark,
-    sources_missing,
 )
+from gazette_platform.assets.raw import table_key
+from gazette_platform.assets.source_marks import noted_mark, sources_mark, sources_missing
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance

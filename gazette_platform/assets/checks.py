@@ -1,25 +1,32 @@
-"""Checks of raw tables: no gap, no overlap, counts agree, data fit the spec, and the table keeps up.
+"""Checks of raw tables and of rollups' queries.
 
-The sensor evaluates them as it registers, without a run. Each can also be executed from the Dagster
-UI, which looks at the whole table at once; `fits_spec` then reads all of its fragments. What is only a
-warning blocks nothing; nor does `keeps_up`, since what is registered is as good as ever.
+Of raw tables: no gap, no overlap, counts agree, data fit the spec, and the table keeps up. The sensor evaluates them as
+it registers, without a run. Each can also be executed from the Dagster UI, which looks at the whole table at once;
+`fits_spec` then reads all of its fragments. What is only a warning blocks nothing; nor does `keeps_up`, since what is
+registered is as good as ever.
+
+Of a rollup `query_fits`: evaluated when the rollup is loaded, when you execute the check, and by each run.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
 
 from dagster import (
     AssetCheckEvaluation,
     AssetCheckExecutionContext,
+    AssetCheckKey,
     AssetCheckResult,
     AssetChecksDefinition,
     AssetCheckSeverity,
+    AssetKey,
+    DagsterInstance,
     JsonMetadataValue,
     MetadataValue,
     TextMetadataValue,
     asset_check,
 )
 
-from gazette_platform.assets.checked import Checked, rows_told, with_counts
 from gazette_platform.assets.raw import SPECS_KEY, table_key
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Finding, FindingKind, RefusedSpec, SpecFolder, TableSpec
@@ -29,6 +36,98 @@ from gazette_platform.lake.raw.audits.status import overdue, table_standing
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
+
+if TYPE_CHECKING:
+    from gazette_platform.lake.rollups.query_check import QueryCheck
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What was checked of a raw table."""
+
+    journals: int
+    records: int | None = None
+    """None: they are not known."""
+    uncounted: int = 0
+    """Partitions whose records are not counted yet."""
+
+    @property
+    def of_records(self) -> str:
+        """The number of records, in words."""
+        if self.records is None:
+            return f"all records of {counted(self.journals, 'journal')}"
+        known = f"{self.records:,} {'record' if self.records == 1 else 'records'}"
+        if not self.uncounted:
+            return known
+        return f"{known} and {counted(self.uncounted, 'uncounted partition')}"
+
+    def text(self, check: str) -> str:
+        """What a green check says; empty: it is not a check of a raw table."""
+        journals = counted(self.journals, "journal")
+        return {
+            "no_gap": f"{journals}, 0 gaps.",
+            "no_overlap": f"{self.of_records}, 0 of them twice.",
+            "counts_agree": f"{self.of_records} in {journals}: files, fragments and Hive partitions agree.",
+            "fits_spec": f"{self.of_records}, 0 unfit.",
+        }.get(check, "")
+
+
+def with_counts(evaluation: AssetCheckEvaluation, checked: Checked) -> AssetCheckEvaluation:
+    """Return the evaluation with what was checked, and with how much that was if it is green."""
+    text = checked.text(evaluation.check_name) if evaluation.passed else ""
+    counts = {"journals": MetadataValue.int(checked.journals)}
+    if checked.records is not None:
+        counts["records"] = MetadataValue.int(checked.records)
+    return AssetCheckEvaluation(
+        asset_key=evaluation.asset_key,
+        check_name=evaluation.check_name,
+        passed=evaluation.passed,
+        severity=evaluation.severity,
+        description=text or evaluation.description,
+        metadata={**evaluation.metadata, **counts},
+        blocking=evaluation.blocking,
+    )
+
+
+def rows_told(instance: DagsterInstance, asset: AssetKey) -> int | None:
+    """Return the rows of a table in its newest event; None: it has none."""
+    for record in instance.fetch_materializations(asset, limit=1).records:
+        event = record.asset_materialization
+        rows = event.metadata.get("dagster/row_count") if event is not None else None
+        if rows is not None and isinstance(rows.value, int):
+            return rows.value
+    return None
+
+
+# Newest runs of a check that are looked at for one that has an answer.
+_HISTORY = 20
+
+
+def is_red(evaluation: AssetCheckEvaluation) -> bool:
+    """Whether a check failed, with more than a warning."""
+    return not evaluation.passed and evaluation.severity is AssetCheckSeverity.ERROR
+
+
+def newest_evaluations(
+    instance: DagsterInstance, keys: Iterable[AssetCheckKey]
+) -> dict[AssetCheckKey, AssetCheckEvaluation]:
+    """What each of these checks said last.
+
+    One that is under way, or ended without an answer, leaves the answer before it in force. Of a partitioned check
+    that of the partition evaluated last counts.
+    """
+    storage = instance.event_log_storage
+    found: dict[AssetCheckKey, AssetCheckEvaluation] = {}
+    for key, newest in storage.get_latest_asset_check_execution_by_key(list(keys)).items():
+        records = [newest]
+        if not isinstance(newest.evaluation, AssetCheckEvaluation):  # one that is only planned
+            records = list(storage.get_asset_check_execution_history(key, limit=_HISTORY))
+        answers = [r.evaluation for r in records if isinstance(r.evaluation, AssetCheckEvaluation)]
+        if answers:
+            found[key] = answers[0]
+    return found
+
 
 OVERLAP_CHECK = "no_overlap"
 KEEPS_UP_CHECK = "keeps_up"
@@ -261,3 +360,35 @@ def _metadata(findings: Sequence[Finding]) -> dict[str, int | JsonMetadataValue]
         ),
         **({"unfit_records": unfit} if unfit else {}),
     }
+
+
+QUERY_CHECK = "query_fits"
+QUERY_TEXT = "The query is valid SQL, and its sources have all columns that it names."
+
+
+def query_evaluation(found: "QueryCheck") -> AssetCheckEvaluation:
+    """Return the evaluation: red with what is wrong with the query, else green with what was checked."""
+    return AssetCheckEvaluation(
+        asset_key=table_key(found.rollup),
+        check_name=QUERY_CHECK,
+        passed=not found.faults,
+        severity=AssetCheckSeverity.ERROR,
+        description=found.text,
+        metadata={"faults": len(found.faults), "columns_known": sum(found.known.values())},
+        blocking=False,
+    )
+
+
+def new_evaluations(
+    instance: "DagsterInstance", checks: "Iterable[QueryCheck]"
+) -> list[AssetCheckEvaluation]:
+    """Return the evaluations that Dagster does not have yet."""
+    made = [query_evaluation(found) for found in checks]
+    keys = {one.asset_key: AssetCheckKey(one.asset_key, QUERY_CHECK) for one in made}
+    newest = newest_evaluations(instance, keys.values())
+    return [
+        one
+        for one in made
+        if (known := newest.get(keys[one.asset_key])) is None
+        or (known.passed, known.description) != (one.passed, one.description)
+    ]

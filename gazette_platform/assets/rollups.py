@@ -1,4 +1,4 @@
-"""Rollups as assets: each of a spec, with the job that makes it.
+"""Rollups as assets: each of a spec, with the job that makes it; and their folder, whose check reports refused files.
 
 A rollup is an asset without partitions: which of its slices are made is decided by offsets, within the run. Its
 data version is the digest of what it covers, so a run that changes nothing triggers nothing downstream.
@@ -10,11 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetCheckResult,
+    AssetChecksDefinition,
     AssetCheckSeverity,
     AssetCheckSpec,
     AssetExecutionContext,
     AssetKey,
+    AssetMaterialization,
     AssetsDefinition,
     AssetSpec,
     Config,
@@ -28,18 +31,25 @@ from dagster import (
     TableColumnDep,
     TableColumnLineage,
     TableSchema,
+    asset_check,
     multi_asset,
 )
 from pydantic import Field
 
 from gazette_platform.assets.automation import EACH_MINUTE, rollup_condition
-from gazette_platform.assets.checks import result_of
-from gazette_platform.assets.query_checks import QUERY_CHECK, QUERY_TEXT, query_evaluation
+from gazette_platform.assets.checks import (
+    QUERY_CHECK,
+    QUERY_TEXT,
+    SPECS_CHECK,
+    in_lines,
+    query_evaluation,
+    result_of,
+)
 from gazette_platform.assets.source_marks import SOURCES_KEY, sources_mark
 from gazette_platform.errors import RollupFenced
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.engines.spark import prepare_environment
-from gazette_platform.lake.rollups import PythonRollup, RollupSpec
+from gazette_platform.lake.rollups import PythonRollup, RollupFolder, RollupSpec
 from gazette_platform.lake.rollups.query_check import (
     QueryCheck,
     check_queries,
@@ -47,6 +57,7 @@ from gazette_platform.lake.rollups.query_check import (
     source_columns,
 )
 from gazette_platform.ops.text import counted
+from gazette_platform.resources import LakeResource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -376,4 +387,58 @@ def _behind_text(spec: RollupSpec, behind: Iterable[str], total: int | None) -> 
         "rebuild these slices, although there is new content or code. If the store is unavailable, bring it back. If "
         f"content was pruned, slice {spec.name} by a column that is pruned as a whole, such as the date of arrival; or "
         "set `retention: follow`; or run it with `force: true`, which loses the rows of pruned content."
+    )
+
+
+ROLLUPS_KEY = AssetKey(["rollup_specs"])
+
+
+def rollups_asset_spec() -> AssetSpec:
+    """The folder of rollups."""
+    return AssetSpec(
+        ROLLUPS_KEY,
+        description="The folder of rollups, as the sensor `catalog` last read it.",
+        group_name="rollups",
+        kinds={"sql"},
+    )
+
+
+def rollups_check() -> AssetChecksDefinition:
+    """The check of the folder of rollups."""
+
+    @asset_check(
+        asset=ROLLUPS_KEY,
+        name=SPECS_CHECK,
+        description="All files in the folder of rollups are valid.",
+    )
+    def look_at_rollups(lake: LakeResource) -> AssetCheckResult:
+        return result_of(rollups_evaluation(lake.rollup_folder()))
+
+    return look_at_rollups
+
+
+def rollups_evaluation(folder: RollupFolder) -> AssetCheckEvaluation:
+    """Red, with all that is wrong with any file of the folder."""
+    texts = [" ".join(str(error).split()) for error in folder.errors.values()]
+    return AssetCheckEvaluation(
+        asset_key=ROLLUPS_KEY,
+        check_name=SPECS_CHECK,
+        passed=not texts,
+        severity=AssetCheckSeverity.ERROR,
+        description=in_lines(texts) or f"{counted(len(folder.specs), 'rollup')}, 0 files refused.",
+        metadata={"rollups": len(folder.specs), "refused": len(texts)},
+        blocking=False,
+    )
+
+
+def rollups_materialization(folder: RollupFolder) -> AssetMaterialization:
+    """The event of a folder of rollups that is another one than before."""
+    return AssetMaterialization(
+        asset_key=ROLLUPS_KEY,
+        description=f"{counted(len(folder.specs), 'rollup')}, {len(folder.errors)} refused",
+        metadata={
+            "rollups": MetadataValue.json(list(folder.specs)),
+            "refused": MetadataValue.json({file: str(e) for file, e in folder.errors.items()}),
+        },
+        tags={"dagster/data_version": folder.digest},
     )

@@ -11,20 +11,18 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Protocol
 
-from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey
+from dagster import AssetCheckKey, AssetKey
 
-from gazette_platform.assets.checks import OVERLAP_CHECK
+from gazette_platform.assets.checks import OVERLAP_CHECK, is_red, newest_evaluations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from dagster import DagsterInstance
 
 # Metadata key under which a rollup notes its mark.
 SOURCES_KEY = "gazette/sources_mark"
 _DATA_VERSION = "dagster/data_version"
-# Newest runs of a check that are looked at for one that has an answer.
-_HISTORY = 20
 
 
 class Sourced(Protocol):
@@ -105,28 +103,3 @@ def _overlaps(instance: DagsterInstance, source: AssetKey) -> str:
     key = AssetCheckKey(source, OVERLAP_CHECK)
     evaluation = newest_evaluations(instance, [key]).get(key)
     return str(evaluation.description) if evaluation is not None and is_red(evaluation) else ""
-
-
-def is_red(evaluation: AssetCheckEvaluation) -> bool:
-    """Whether a check failed, with more than a warning."""
-    return not evaluation.passed and evaluation.severity is AssetCheckSeverity.ERROR
-
-
-def newest_evaluations(
-    instance: DagsterInstance, keys: Iterable[AssetCheckKey]
-) -> dict[AssetCheckKey, AssetCheckEvaluation]:
-    """What each of these checks said last.
-
-    One that is under way, or ended without an answer, leaves the answer before it in force. Of a partitioned check
-    that of the partition evaluated last counts.
-    """
-    storage = instance.event_log_storage
-    found: dict[AssetCheckKey, AssetCheckEvaluation] = {}
-    for key, newest in storage.get_latest_asset_check_execution_by_key(list(keys)).items():
-        records = [newest]
-        if not isinstance(newest.evaluation, AssetCheckEvaluation):  # one that is only planned
-            records = list(storage.get_asset_check_execution_history(key, limit=_HISTORY))
-        answers = [r.evaluation for r in records if isinstance(r.evaluation, AssetCheckEvaluation)]
-        if answers:
-            found[key] = answers[0]
-    return found

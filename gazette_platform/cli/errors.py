@@ -17,7 +17,7 @@ from pathlib import Path
 
 import typer
 
-from gazette_platform.cli import program
+from gazette_platform.cli import commands
 from gazette_platform.cli.output import printable
 from gazette_platform.errors import GazetteError, LakeError, SetupError, TransportError
 from gazette_platform.ops import platforms
@@ -57,7 +57,7 @@ def _discard_output() -> None:
 
 
 def _run(app: typer.Typer, prog: str, argv: Sequence[str] | None) -> int:
-    program.install()
+    commands.install()
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name=prog)
     except SystemExit as err:

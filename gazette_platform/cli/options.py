@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 
+from gazette_platform.cli.commands import with_parameters
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import format_duration, parse_duration
@@ -115,9 +116,7 @@ def with_options(
         )
         for option in options
     ]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in parameters}
-    return call
+    return with_parameters(call, parameters)
 
 
 def _annotation(option: ProcessOption) -> Any:
@@ -182,6 +181,59 @@ def option_values(options: Iterable[ProcessOption], values: Mapping[str, Any]) -
     return found
 
 
+_OF_SERVERS: dict[str, tuple[type, str]] = {
+    "zone": (str, "Availability zone of this {what}."),
+    "id": (str, "Id of this {what} in its zone, at least 4 bytes. Default: two random words."),
+    "advertise": (
+        str,
+        (
+            "URL to advertise, if others reach this {what} by another address than it binds, as "
+            "http://{group}-0.{group}s:8080."
+        ),
+    ),
+    "http-host": (str, "Address that the HTTP port binds to."),
+    "http-port": (int, "TCP port of HTTP, readiness and metrics; 0 for any free one."),
+    "server-cert-file": (Path, "PEM certificate of both ports, which then use TLS."),
+    "server-cert-key-file": (Path, "PEM key of that certificate."),
+    "server-ca-file": (Path, "PEM roots to trust for clients, which must then show a certificate."),
+    "peer-cert-file": (Path, "PEM certificate to show to {peers}."),
+    "peer-cert-key-file": (Path, "PEM key of that certificate."),
+    "peer-ca-file": (Path, "PEM roots to trust for {them}, instead of the system's."),
+    "auth-keys": (
+        str,
+        (
+            "Base64 keys: the first signs, any verifies. Add AA== to admit calls without a token. "
+            "Default: every call is allowed."
+        ),
+    ),
+    "wire": (
+        Wire,
+        (
+            "What {does}: h2 is this program's own HTTP/2, which needs a fraction of the CPU for small calls; "
+            "grpc is the gRPC library."
+        ),
+    ),
+    "max-grpc-recv-size": (int, "Largest message received, in bytes."),
+    "watch-delay": (float, "Time over which etcd events are batched."),
+    "drain-timeout": (
+        float,
+        "After SIGTERM, how long to wait until others take over. Default: without limit, if there are others.",
+    ),
+}
+"""Kind and help of the options that servers of each kind have, by name without their group."""
+
+_SECURITY = (
+    "server-cert-file", "server-cert-key-file", "server-ca-file", "peer-cert-file", "peer-cert-key-file",
+    "peer-ca-file", "auth-keys",
+)  # fmt: skip
+_ETCD: dict[str, tuple[type, str]] = {
+    "address": (str, "Etcd endpoints, comma-separated: http, https or unix."),
+    "cert-file": (Path, "PEM certificate to show to https etcd endpoints."),
+    "cert-key-file": (Path, "PEM key of that certificate."),
+    "trusted-ca-file": (Path, "PEM roots to trust for them, instead of the system's."),
+}
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -191,23 +243,21 @@ class ServerOptions:
     """Its settings, which know the group of its flags."""
     what: str
     """Such a server is called, in help texts."""
+    peers: str
+    """Its peers are called."""
+    does: str
+    """What `--…wire` does."""
+    them: str = ""
+    """The peers are called the second time, if that is to be shorter."""
 
     def own(self, name: str, kind: type, text: str, field: str = "") -> ProcessOption:
         """An option of the server's own group.
 
         Args:
             name: without the group, as ``zone``.
-            field: of the settings, if it is not called as the option is.
+            field: of the settings, if it is not called as the option is. That of a duration ends in ``_s``.
         """
-        group, known = self.config.flags, name.replace("-", "_")
-        return ProcessOption(
-            f"{group}.{name}",
-            f"{group}_{known}".upper(),
-            kind,
-            field or known,
-            text,
-            self.config,
-        )
+        return self.of(f"{self.config.flags}.{name}", kind, text, field or _field(name, kind))
 
     def of(
         self, name: str, kind: type, text: str, field: str = "", *, variable: str = ""
@@ -219,10 +269,22 @@ class ServerOptions:
             field: of the settings, if it is not called as the option is.
             variable: of the environment, if it is not called as the option is.
         """
-        known = name.replace(".", "_").replace("-", "_")
+        known = _field(name.replace(".", "-"), str)
         return ProcessOption(
             name, variable or known.upper(), kind, field or known, text, self.config
         )
+
+    def shared(self, *names: str) -> tuple[ProcessOption, ...]:
+        """Options that each kind of server has, by their names without the group."""
+        words = {
+            "group": self.config.flags,
+            "what": self.what,
+            "peers": self.peers,
+            "them": self.them or self.peers,
+            "does": self.does,
+        }
+        found = ((name, *_OF_SERVERS[name]) for name in names)
+        return tuple(self.own(name, kind, text.format(**words)) for name, kind, text in found)
 
     def address(self, host: str, port: ProcessOption) -> tuple[ProcessOption, ...]:
         """Who it is, and where.
@@ -231,104 +293,21 @@ class ServerOptions:
             host: text of the option of the host that is bound.
             port: of the gRPC service.
         """
-        group, what = self.config.flags, self.what
         return (
-            self.own("zone", str, f"Availability zone of this {what}."),
-            self.own(
-                "id",
-                str,
-                f"Id of this {what} in its zone, at least 4 bytes. Default: two random words.",
-            ),
+            *self.shared("zone", "id"),
             self.own("host", str, host),
-            self.own(
-                "advertise",
-                str,
-                f"URL to advertise, if others reach this {what} by another address than it binds, as "
-                f"http://{group}-0.{group}s:8080.",
-            ),
+            *self.shared("advertise"),
             port,
-            self.own("http-host", str, "Address that the HTTP port binds to."),
-            self.own(
-                "http-port", int, "TCP port of HTTP, readiness and metrics; 0 for any free one."
-            ),
+            *self.shared("http-host", "http-port"),
         )
 
-    def security(self, peers: str, *, them: str = "") -> tuple[ProcessOption, ...]:
-        """Certificates of its ports and of connections to peers, and keys of tokens.
-
-        Args:
-            peers: they are called.
-            them: they are called the second time, if that is to be shorter.
-        """
-        return (
-            self.own(
-                "server-cert-file", Path, "PEM certificate of both ports, which then use TLS."
-            ),
-            self.own("server-cert-key-file", Path, "PEM key of that certificate."),
-            self.own(
-                "server-ca-file",
-                Path,
-                "PEM roots to trust for clients, which must then show a certificate.",
-            ),
-            self.own("peer-cert-file", Path, f"PEM certificate to show to {peers}."),
-            self.own("peer-cert-key-file", Path, "PEM key of that certificate."),
-            self.own(
-                "peer-ca-file",
-                Path,
-                f"PEM roots to trust for {them or peers}, instead of the system's.",
-            ),
-            self.own(
-                "auth-keys",
-                str,
-                "Base64 keys: the first signs, any verifies. Add AA== to admit calls without a token. "
-                "Default: every call is allowed.",
-            ),
-        )
-
-    def wire(self, does: str) -> ProcessOption:
-        """Who speaks gRPC.
-
-        Args:
-            does: what is done by it.
-        """
-        return self.own(
-            "wire",
-            Wire,
-            f"What {does}: h2 is this program's own HTTP/2, which needs a fraction of the CPU for small calls; "
-            "grpc is the gRPC library.",
-        )
-
-    def recv_size(self) -> ProcessOption:
-        """How large messages may be."""
-        return self.own("max-grpc-recv-size", int, "Largest message received, in bytes.")
-
-    def watch_delay(self) -> ProcessOption:
-        """How long etcd's events are gathered."""
-        return self.own(
-            "watch-delay", float, "Time over which etcd events are batched.", "watch_delay_s"
-        )
-
-    def drain_timeout(self) -> ProcessOption:
-        """When it leaves in any case."""
-        return self.own(
-            "drain-timeout",
-            float,
-            "After SIGTERM, how long to wait until others take over. Default: without limit, if there are others.",
-            "drain_timeout_s",
-        )
+    def security(self) -> tuple[ProcessOption, ...]:
+        """Certificates of its ports and of connections to peers, and keys of tokens."""
+        return self.shared(*_SECURITY)
 
     def etcd(self) -> tuple[ProcessOption, ...]:
         """Where etcd is."""
-        return (
-            self.of("etcd.address", str, "Etcd endpoints, comma-separated: http, https or unix."),
-            self.of("etcd.cert-file", Path, "PEM certificate to show to https etcd endpoints."),
-            self.of("etcd.cert-key-file", Path, "PEM key of that certificate."),
-            self.of(
-                "etcd.trusted-ca-file",
-                Path,
-                "PEM roots to trust for them, instead of the system's.",
-            ),
-        )
+        return tuple(self.of(f"etcd.{name}", *declared) for name, declared in _ETCD.items())
 
     def lease(self, text: str) -> ProcessOption:
         """How long etcd keeps it."""
@@ -336,11 +315,17 @@ class ServerOptions:
 
     def log(self) -> tuple[ProcessOption, ...]:
         """What its process logs."""
+        level, log_format = "trace, debug, info, warn, error or fatal.", "text, json or color."
         return (
-            self._of_process("log.level", "trace, debug, info, warn, error or fatal.", "warn"),
-            self._of_process("log.format", "text, json or color.", "text"),
+            ProcessOption("log.level", "LOG_LEVEL", str, "", level, self.config, "warn"),
+            ProcessOption("log.format", "LOG_FORMAT", str, "", log_format, self.config, "text"),
         )
 
-    def _of_process(self, name: str, text: str, fallback: str) -> ProcessOption:
-        variable = name.replace(".", "_").upper()
-        return ProcessOption(name, variable, str, "", text, self.config, fallback)
+
+def _field(name: str, kind: type) -> str:
+    """The field of settings that an option sets: durations are in seconds.
+
+    >>> _field("watch-delay", float)
+    'watch_delay_s'
+    """
+    return name.replace("-", "_") + ("_s" if kind is float else "")

@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import orjson
 
-from gazette_platform.protocol import escape_html
+from gazette_platform.protocol import escape_html, message_jsonpb, message_text
 
 NONE = "<none>"
 """What a table shows for a value that is missing."""
@@ -37,6 +38,14 @@ def print_json(value: object, *, indent: bool = False) -> None:
     """Print a value as one JSON document, as Gazette's tools do."""
     document = orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None)
     print_text(escape_html(document).decode())
+
+
+def print_message(message: Any, output_format: str) -> None:
+    """Print a message of the protocol as Gazette's tools do: as ``json``, else as prototext."""
+    if output_format == "json":
+        print_json(message_jsonpb(message))
+    else:
+        print_text(message_text(message), end="")
 
 
 def print_text(text: str, *, end: str = "\n") -> None:

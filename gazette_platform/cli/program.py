@@ -1,31 +1,20 @@
-"""What both programs have: INI files, logging, `--version`, and values of options without pydantic.
+"""What both programs have: INI files, logging and `--version`.
 
 INI files yield to flags, and take precedence over the environment. Logging is in Gazette's levels and formats.
-
-Typer has pydantic convert each value since its release 0.26. To import it takes longer than most commands do their
-work. What most values are, texts, whole numbers, paths and names out of a list, needs none of it. Whatever else comes,
-or does not fit, is left to Typer, and so are its messages. With another Typer nothing is changed.
 """
 
 from __future__ import annotations
 
-import configparser
-import enum
 import json
 import logging
 import os
-import re
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated
 
 import typer
-from typer import core
-from typer.main import get_command
 from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
@@ -59,6 +48,8 @@ def apply_ini(
     path = find_ini(name, environ)
     if path is None:
         return None
+    import configparser  # noqa: PLC0415  few have such a file
+
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         parser.read_string(path.read_text(encoding="utf-8"), source=str(path))
@@ -155,180 +146,3 @@ Version = Annotated[
     bool,
     typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
 ]
-
-
-_INTEGER = re.compile(r"-?[0-9]{1,18}\Z")
-# Checks of paths that Typer does.
-_CHECKS_OF_PATHS = ("exists", "resolve_path", "writable", "allow_dash", "path_type")
-
-
-def install() -> None:
-    """Have Typer ask `quick_value` first, in this process. Idempotent."""
-    parameter: Any = getattr(core, "_TyperParameter", None)
-    made = getattr(parameter, "get_runtime_param", None)
-    if made is None or hasattr(made, "of_typer"):
-        return
-
-    def get_runtime_param(self: Any) -> _Quick:
-        return _Quick(self.type_descriptor, lambda: made(self))
-
-    get_runtime_param.of_typer = made  # type: ignore[attr-defined]
-    parameter.get_runtime_param = get_runtime_param
-
-
-class _Quick:
-    """What Typer asks to convert the values of one parameter."""
-
-    def __init__(self, descriptor: Any, slow: Callable[[], Any]) -> None:
-        self._descriptor = descriptor
-        self._slow = slow
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The value as the command wants it."""
-        annotation = _only(self._descriptor.annotation)
-        is_known, found = False, value
-        if not param.multiple and param.nargs == 1:
-            is_known, found = quick_value(value, annotation, self._descriptor.parameter_info)
-        elif value is None:
-            is_known, found = True, ()
-        elif annotation == list[str] and isinstance(value, list | tuple):
-            is_known, found = all(type(each) is str for each in value), list(value)
-        if is_known:
-            return found
-        try:
-            return self._slow().coerce(value, param=param, ctx=ctx)
-        except typer.BadParameter as err:
-            err.message = err.message.removeprefix("Value error, ")  # of pydantic
-            raise
-
-
-def _only(annotation: Any) -> Any:
-    """What an annotation says besides None."""
-    if get_origin(annotation) not in {Union, UnionType}:
-        return annotation
-    kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
-    return kinds[0] if len(kinds) == 1 else None
-
-
-def quick_value(value: Any, annotation: Any, info: Any) -> tuple[bool, Any]:
-    """Whether a single value is one of the simple kind, and what it is.
-
-    Args:
-        value: as given: text, or a default.
-        annotation: the type that the command has for it, besides None.
-        info: what else its option or argument says.
-    """
-    if info.parser is not None or getattr(info, "click_type", None) is not None:
-        return False, None
-    if value is None or (annotation is str and type(value) is str):
-        return True, value
-    if annotation is int:
-        return _integer(value, info)
-    if annotation is Path and type(value) is str and _is_plain_path(value, info):
-        return True, Path(value)
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return _member(value, annotation)
-    return False, None
-
-
-def _is_plain_path(value: str, info: Any) -> bool:
-    """Whether Typer would take the path as it is."""
-    if any(getattr(info, name) for name in _CHECKS_OF_PATHS) or "\0" in value:
-        return False
-    is_any = info.file_okay and info.dir_okay
-    return not os.path.lexists(value) or (is_any and os.access(value, os.R_OK))
-
-
-def _integer(value: Any, info: Any) -> tuple[bool, Any]:
-    if type(value) is str and _INTEGER.match(value):
-        value = int(value)
-    is_good = (
-        type(value) is int
-        and (info.min is None or value >= info.min)
-        and (info.max is None or value <= info.max)
-    )
-    return is_good, value if is_good else None
-
-
-def _member(value: Any, annotation: type[enum.Enum]) -> tuple[bool, Any]:
-    for member in annotation:
-        if value is member or (type(value) is str and value == member.value):
-            return True, member
-    return False, None
-
-
-def lazy_group(
-    package: str, commands: Mapping[str, str], base: type[core.TyperGroup] = core.TyperGroup
-) -> type[core.TyperGroup]:
-    """A kind of group whose commands are imported when one is asked for, so that none waits for the others.
-
-    Args:
-        package: that has the commands.
-        commands: ``module:function`` in it by name, in the order of help; or ``module:app`` of a group.
-        base: the kind of group besides.
-    """
-
-    class LazyGroup(base):  # type: ignore[valid-type,misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.commands = _Commands(package, commands)
-
-        @override
-        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            if args[0] not in self.commands and (meant := _meant(args[0], self.commands)):
-                suggested = ", ".join(f"'{ctx.command_path} {each}'" for each in meant)
-                ctx.fail(f"No such command '{args[0]}'. Did you mean {suggested}?")
-            return super().resolve_command(ctx, args)
-
-    return LazyGroup
-
-
-# What other programs call our commands.
-_WORDS = {"start": "up", "stop": "down", "ps": "status"}
-
-
-def _meant(word: str, commands: Mapping[str, Any]) -> list[str]:
-    """Commands for one that does not exist: of that name in a group, or ours for what others call so."""
-    found = [
-        f"{name} {word}"
-        for name, group in commands.items()
-        if isinstance(group, core.TyperGroup) and word in group.commands
-    ]
-    ours = _WORDS.get(word, "")
-    return [*found, ours] if ours in commands else found
-
-
-class _Commands(dict[str, Any]):
-    """Commands by name; each is where it is to be found, until it is asked for."""
-
-    def __init__(self, package: str, commands: Mapping[str, str]) -> None:
-        super().__init__(commands)
-        self._package = package
-
-    @override
-    def __getitem__(self, name: str) -> Any:
-        found = super().__getitem__(name)
-        if isinstance(found, str):
-            module, _, attribute = found.partition(":")
-            found = getattr(import_module(f"{self._package}.{module}"), attribute)
-            if not isinstance(found, typer.Typer):
-                alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-                alone.command(name)(found)
-                found = alone
-            self[name] = found = get_command(found)
-        return found
-
-    @override
-    def get(self, name: str, default: Any = None) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            return default
-
-    @override
-    def items(self) -> Any:
-        return [(name, self[name]) for name in self]
-
-    @override
-    def values(self) -> Any:
-        return [self[name] for name in self]

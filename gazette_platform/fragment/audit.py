@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gazette_platform.protocol import CompressionCodec
+from gazette_platform.protocol.ranges import gaps_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -116,11 +116,5 @@ def _overlaps(fragments: Iterable[Fragment]) -> Iterator[Finding]:
 
 
 def _gaps(fragments: Iterable[Fragment]) -> Iterator[Finding]:
-    spans: list[tuple[int, int]] = []
-    for each in sorted(fragments, key=lambda each: each.begin):
-        if spans and each.begin <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(spans[-1][1], each.end))
-        else:
-            spans.append((each.begin, each.end))
-    for (_, end), (begin, _) in pairwise(spans):
-        yield Finding(Kind.GAP, end, begin, f"{begin - end} bytes are in no store and no broker")
+    for begin, end in gaps_between((each.begin, each.end) for each in fragments):
+        yield Finding(Kind.GAP, begin, end, f"{end - begin} bytes are in no store and no broker")

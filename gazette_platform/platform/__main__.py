@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from gazette_platform.errors import GazetteError
-from gazette_platform.platform.board import Board
+from gazette_platform.platform.control import Board
 from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.platform.platform import PlatformOptions
 from gazette_platform.platform.supervisor import Supervisor

@@ -146,15 +146,7 @@ def dagster_components(
     ]
     webserver = Component(
         name=WEBSERVER,
-        command=(
-            sys.executable,
-            "-m",
-            "gazette_platform.platform.programs.dagster_web",
-            f"--host={HOST}",
-            f"--port={port}",
-            f"--workspace={workspace}",
-            _LOG_FORMAT,
-        ),
+        command=_program("web", port, f"--workspace={workspace}"),
         requires=(*requires, *served),
         ports=(port,),
         environment=all_environment,
@@ -203,6 +195,12 @@ def _location_of(path: str) -> str:
     return Path(path).name if path else _DEFINITIONS
 
 
+def _program(name: str, port: int, *options: str) -> tuple[str, ...]:
+    """Return the command of one of our programs around Dagster's servers."""
+    program = (sys.executable, "-m", "gazette_platform.platform.programs.dagster", name)
+    return (*program, f"--host={HOST}", f"--port={port}", *options, _LOG_FORMAT)
+
+
 def _code_server(
     name: str, path: str, *, port: int, home: Path, environment: Mapping[str, str]
 ) -> Component:
@@ -214,16 +212,12 @@ def _code_server(
     )
     return Component(
         name=name,
-        command=(
-            sys.executable,
-            "-m",
-            "gazette_platform.platform.programs.dagster_code",
-            f"--host={HOST}",
-            f"--port={port}",
+        command=_program(
+            "code",
+            port,
             *what,
             f"--location-name={_location_of(path)}",
             f"--startup-timeout={_LOAD_TIMEOUT_S}",
-            _LOG_FORMAT,
         ),
         ports=(port,),
         environment=environment,

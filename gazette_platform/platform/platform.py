@@ -16,7 +16,7 @@ from gazette_platform.lake.catalogs import HIVE, ICEBERG
 from gazette_platform.lake.engines.spark import PROVIDED, is_local
 from gazette_platform.lake.iceberg_catalog import VARIABLE, CatalogLogin, IcebergCatalog
 from gazette_platform.lake.s3 import S3Access
-from gazette_platform.platform import dagster, servers, tools, trino
+from gazette_platform.platform import dagster, servers, tools
 from gazette_platform.platform.component import HOST
 from gazette_platform.platform.layout import Endpoints, pyspark_jars
 
@@ -294,13 +294,13 @@ def shell_environment(layout: PlatformDir, endpoints: Endpoints) -> dict[str, st
     return variables
 
 
-def _typed_catalogs(options: PlatformOptions, warehouse: str) -> list[trino.ExtraCatalog]:
+def _typed_catalogs(options: PlatformOptions, warehouse: str) -> list[servers.ExtraCatalog]:
     """Trino's settings for a catalog of typed tables, if that is not the metastore."""
     catalog = options.iceberg_catalog
     if catalog.kind == "hive":
         return []
     login = CatalogLogin.from_environment(catalog, os.environ)
-    return [trino.ExtraCatalog.of(catalog, login, warehouse)]
+    return [servers.ExtraCatalog.of(catalog, login, warehouse)]
 
 
 def _warehouse(layout: PlatformDir, endpoints: Endpoints) -> str:
@@ -390,7 +390,7 @@ def components_of(
     ]
     lake = tuple(name for name in (servers.METASTORE,) if options.has(name))
     if options.has("trino"):
-        found += trino.trino_components(
+        found += servers.trino_components(
             layout.trino,
             port=ports["trino"],
             metastore=urlsplit(endpoints.metastore).netloc,
@@ -415,6 +415,6 @@ def components_of(
             definitions=options.definitions,
             environment=environment,
             requires=(*brokers, *lake),
-            uses=tuple(name for name in (trino.NAME,) if options.has(name)),
+            uses=tuple(name for name in (servers.TRINO,) if options.has(name)),
         )
     return found

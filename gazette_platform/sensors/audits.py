@@ -14,8 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.assets.checked import with_counts
-from gazette_platform.assets.checks import check_evaluations
+from gazette_platform.assets.checks import check_evaluations, with_counts
 from gazette_platform.errors import StatusError, TransportError
 from gazette_platform.lake import (
     Audit,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
     from dagster import AssetCheckEvaluation
 
-    from gazette_platform.assets.checked import Checked
+    from gazette_platform.assets.checks import Checked
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.registration import Metastore
 

@@ -23,8 +23,8 @@ from dagster import (
     sensor,
 )
 
-from gazette_platform.assets.query_checks import new_evaluations
-from gazette_platform.assets.rollup_folder import rollups_evaluation, rollups_materialization
+from gazette_platform.assets.checks import new_evaluations
+from gazette_platform.assets.rollups import rollups_evaluation, rollups_materialization
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.lake import SpecFolder, TableSpec
 from gazette_platform.lake.rollups import RollupFolder

@@ -30,9 +30,8 @@ from dagster import (
     sensor,
 )
 
-from gazette_platform.assets.checks import keeps_up_evaluation, specs_evaluation
+from gazette_platform.assets.checks import is_red, keeps_up_evaluation, specs_evaluation
 from gazette_platform.assets.raw import SPECS_KEY, journals_key, table_key
-from gazette_platform.assets.source_marks import is_red
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import SharedMetastore
 from gazette_platform.lake import Registrar, SpecFolder, SweepPoint, TableSpec

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.assets.checked import Checked
+from gazette_platform.assets.checks import Checked
 from gazette_platform.assets.raw import (
     former_partitions,
     journals_partitions,

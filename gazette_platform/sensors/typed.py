@@ -30,17 +30,19 @@ from dagster import (
     sensor,
 )
 
-from gazette_platform.assets.source_marks import newest_evaluations
+from gazette_platform.assets.checks import newest_evaluations
 from gazette_platform.assets.typed_events import (
     complete_evaluation,
     fresh_evaluation,
     quarantine_evaluation,
+    quarantine_key,
     quarantine_materialization,
     told_typed,
+    typed_key,
     typed_materialization,
+    typed_pairs,
     unreadable_evaluation,
 )
-from gazette_platform.assets.typed_keys import quarantine_key, typed_key, typed_pairs
 from gazette_platform.errors import GazetteError, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.spec.typed import TypedSpec

@@ -21,7 +21,7 @@ from typing_extensions import override
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.spark.planning import ranges_of_batch, splits_of
-from gazette_platform.spark.reading import Bounds, Span, read_spans
+from gazette_platform.spark.reading import Bounds, Range, read_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 @final
-class SpanPartition(InputPartition):
+class RangesPartition(InputPartition):
     """What one task reads."""
 
-    def __init__(self, spans: tuple[Span, ...]) -> None:
-        super().__init__(spans)
-        self.spans = spans
+    def __init__(self, ranges: tuple[Range, ...]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
 
 
 class BatchReader(DataSourceReader):
@@ -58,12 +58,12 @@ class BatchReader(DataSourceReader):
             ranges = client.run(ranges_of_batch(asking, self._options))
             splits = client.run(splits_of(asking, self._options, ranges, self._bounds))
         # Spark takes none for one that it makes itself.
-        return [SpanPartition(spans) for spans in splits or [()]]
+        return [RangesPartition(split) for split in splits or [()]]
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SpanPartition)
-        return read_spans(partition.spans, self._options, self._columns)
+        assert isinstance(partition, RangesPartition)
+        return read_ranges(partition.ranges, self._options, self._columns)
 
 
 @final
@@ -73,7 +73,7 @@ class FilteringReader(BatchReader):
     @override
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._bounds = bounds_of(filters, is_committed=self._options.committed)
-        return filters  # spans hold more rows than those that are wanted
+        return filters  # ranges hold more rows than those that are wanted
 
 
 def bounds_of(filters: Sequence[Filter], *, is_committed: bool) -> Bounds:

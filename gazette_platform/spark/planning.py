@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gazette_platform.errors import OffsetJump, ValidationError
@@ -10,7 +11,7 @@ from gazette_platform.message.content_types import framing_of_labels
 from gazette_platform.message.framing import FIXED_HEADER, FIXED_MAGIC
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import require_same
-from gazette_platform.spark.reading import Bounds, Range, Span, pack, plan_range
+from gazette_platform.spark.reading import Bounds, Range, pack, plan_range
 from gazette_platform.spark.records import FIXED, TEXTS
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ async def splits_of(
     options: SourceOptions,
     ranges: Iterable[Range],
     bounds: Bounds | None = None,
-) -> list[tuple[Span, ...]]:
+) -> list[tuple[Range, ...]]:
     """Splits of ranges, each existing byte in one of them.
 
     What was pruned before a journal's first byte is passed over where its range begins at 0.
@@ -199,29 +200,20 @@ async def splits_of(
     bounds = bounds or Bounds()
     wanted = [one for one in ranges if one.begin < one.end and bounds.takes_journal(one.journal)]
 
-    async def spans_of(one: Range) -> Sequence[Span]:
+    async def extents_of(one: Range) -> Sequence[Range]:
         listed = await client.fragments(one.journal, ttl_s=_URL_TTL_S)
-        plan = plan_range(one, listed)
-        for begin, end in plan.holes:
+        found, missing = plan_range(one, listed)
+        for begin, end in missing:
             if begin > 0 and options.on_jump == "raise":
                 raise OffsetJump(one.journal, begin, end)
             _log.info("%s: content from offset %d to %d is gone", one.journal, begin, end)
-        if not options.committed:
-            return plan.spans
+        if not options.committed or not found:
+            return found
         # What is committed depends on all that came before: one task reads it in order.
-        first = plan.spans[0].begin if plan.spans else one.end
-        whole = Span(
-            journal=one.journal,
-            content_type=one.content_type,
-            begin=first,
-            end=one.end,
-            producers=one.producers,
-            created=one.created,
-        )
-        return [whole] if first < one.end else []
+        return [replace(one, begin=found[0].begin)]
 
-    found = await side_by_side(spans_of, wanted, at_a_time=_AT_A_TIME)
+    found = await side_by_side(extents_of, wanted, at_a_time=_AT_A_TIME)
     if options.committed:
-        return [(span,) for spans in found for span in spans]
-    kept = [span for spans in found for span in spans if bounds.takes_span(span)]
+        return [(one,) for of_journal in found for one in of_journal]
+    kept = [one for of_journal in found for one in of_journal if bounds.takes(one)]
     return pack(kept, options.partition_bytes_max)

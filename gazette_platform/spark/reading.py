@@ -1,25 +1,23 @@
 """What of journals which task reads: decided purely.
 
-Brokers list fragments that may overlap, as after a fail-over. They are cut where they meet, by the plan that
-`gazctl sql` has, and begin where the read does. Fragments end between appends, so no span begins within a message.
+A range is cut into extents (`client.read.extents`). Fragments end between appends, so no extent begins within a message.
 
-What a task reads: content of spans, as blocks of whole records.
+What a task reads: content of ranges, as blocks of whole records.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from typing_extensions import override
 
 from gazette_platform.client import Client
 from gazette_platform.client.loop_thread import next_or_none
+from gazette_platform.client.read.extents import Extent, snapshot_of
 from gazette_platform.errors import DataError, Desynchronized
-from gazette_platform.lake.reading.segment_content import BLOCK_BYTES, LineBlocks, pieces_of
-from gazette_platform.lake.reading.segments import plan_segments
+from gazette_platform.lake.reading.extent_content import BLOCK_BYTES, LineBlocks, pieces_of
 from gazette_platform.message.arrow import Framed, Frames
 from gazette_platform.message.content_types import framing_of
 from gazette_platform.message.framing import FRAME_BYTES_MAX
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
     from gazette_platform.client import AsyncClient, FragmentListing
-    from gazette_platform.lake.reading.segment_content import Piece
+    from gazette_platform.lake.reading.extent_content import Piece
     from gazette_platform.message.framing import Unframing
     from gazette_platform.message.sequencer import ProducerState
     from gazette_platform.spark.columns import Columns
@@ -41,50 +39,15 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """Bytes [begin, end) of a journal that are to be read."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Range(Extent):
+    """Bytes of a journal that are to be read: all that a batch reads of it, or an extent of that."""
 
-    journal: str
-    content_type: str
-    begin: int
-    end: int
-    producers: tuple[ProducerState, ...] = ()
+    content_type: str = field(kw_only=True)
+    producers: tuple[ProducerState, ...] = field(default=(), kw_only=True)
     """Of committed messages, what is known of those before it."""
-    created: int = 0
+    created: int = field(default=0, kw_only=True)
     """Which journal it is (`protocol.identity`); 0: not known."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """Bytes [begin, end) of a journal, and who holds them."""
-
-    journal: str
-    content_type: str
-    begin: int
-    end: int
-    listing: FragmentListing | None = None
-    """The persisted fragment that is read; None: brokers are asked."""
-    producers: tuple[ProducerState, ...] = ()
-    """As of `Range`."""
-    created: int = 0
-    """As of `Range`."""
-
-    @override
-    def __repr__(self) -> str:
-        # A signed URL lets anyone fetch what is behind it, and Spark logs partitions.
-        return f"Span({self.journal!r}, {self.begin}, {self.end})"
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RangePlan:
-    """A range, cut into spans; in order, without overlaps."""
-
-    spans: tuple[Span, ...]
-    holes: tuple[tuple[int, int], ...]
-    """Missing bytes. One that begins with the range is what was pruned."""
 
 
 @final
@@ -106,52 +69,42 @@ class Bounds:
         is_named = self.journals is None or name in self.journals
         return is_named and all(map(name.startswith, self.prefixes))
 
-    def takes_span(self, span: Span) -> bool:
-        """Whether a row of a span may be asked for."""
-        is_behind = self.begin_max is not None and span.begin > self.begin_max
-        return span.end > self.begin_min and not is_behind
+    def takes(self, one: Range) -> bool:
+        """Whether a row of a range may be asked for."""
+        is_behind = self.begin_max is not None and one.begin > self.begin_max
+        return one.end > self.begin_min and not is_behind
 
 
-def plan_range(wanted: Range, listed: Iterable[FragmentListing]) -> RangePlan:
-    """Cut a range into spans.
+def plan_range(
+    wanted: Range, listed: Iterable[FragmentListing]
+) -> tuple[list[Range], list[tuple[int, int]]]:
+    """Cut a range into its extents.
 
     Args:
         wanted: begins and ends between messages.
         listed: fragments of its journal, in any order; those without a backing store are in spools.
+
+    Returns: the extents, in order; and missing bytes. What is missing at the beginning of the range was pruned.
     """
-    if wanted.begin >= wanted.end:
-        return RangePlan((), ())
-    near = [each for each in listed if each.fragment.end > wanted.begin]
-    plan = plan_segments(wanted.journal, near, wanted.end, values_of=lambda _: (), live_values=())
-    spans = tuple(
-        Span(
-            journal=wanted.journal,
-            content_type=wanted.content_type,
-            begin=max(each.begin, wanted.begin),
-            end=each.end,
-            listing=each.listing,
-            created=wanted.created,
-        )
-        for each in plan.segments
-        if each.end > wanted.begin
-    )
-    first = min(max(plan.begin, wanted.begin), wanted.end)
-    gaps = [(max(begin, wanted.begin), end) for begin, end in plan.gaps if end > wanted.begin]
-    holes = [(wanted.begin, first)] if first > wanted.begin else []
-    return RangePlan(spans, (*holes, *gaps))
+    snapshot = snapshot_of(wanted.journal, listed, wanted.end)
+    found = [
+        replace(wanted, begin=each.begin, end=each.end, listing=each.listing, producers=())
+        for each in snapshot.between(wanted.begin, wanted.end)
+    ]
+    return found, snapshot.missing(wanted.begin, wanted.end)
 
 
-def pack(spans: Sequence[Span], bytes_max: int) -> list[tuple[Span, ...]]:
-    """Splits of up to `bytes_max`, in order; a span that is larger is one by itself."""
-    splits: list[tuple[Span, ...]] = []
-    held: list[Span] = []
+def pack(ranges: Iterable[Range], bytes_max: int) -> list[tuple[Range, ...]]:
+    """Splits of up to `bytes_max`, in order; a range that is larger is one by itself."""
+    splits: list[tuple[Range, ...]] = []
+    held: list[Range] = []
     size = 0
-    for span in spans:
-        length = span.end - span.begin
+    for one in ranges:
+        length = one.end - one.begin
         if held and size + length > bytes_max:
             splits.append(tuple(held))
             held, size = [], 0
-        held.append(span)
+        held.append(one)
         size += length
     return [*splits, tuple(held)] if held else splits
 
@@ -159,10 +112,10 @@ def pack(spans: Sequence[Span], bytes_max: int) -> list[tuple[Span, ...]]:
 _ACK: Final = int(Flags.ACK_TXN)
 
 
-def read_spans(
-    spans: Sequence[Span], options: SourceOptions, columns: Columns
+def read_ranges(
+    ranges: Sequence[Range], options: SourceOptions, columns: Columns
 ) -> Iterator[pa.RecordBatch]:
-    """The records of spans, in order, as batches of `columns.schema`.
+    """The records of ranges, in order, as batches of `columns.schema`.
 
     Memory: some blocks of 1 MiB, or the longest record, and what is fetched ahead of them.
 
@@ -171,32 +124,32 @@ def read_spans(
     """
     makers: dict[str, Records] = {}
     with Client(options.config) as client:
-        for span in spans:
-            records = makers.get(span.content_type)
+        for one in ranges:
+            records = makers.get(one.content_type)
             if records is None:
-                records = makers[span.content_type] = Records(
-                    span.content_type, columns, uuid_path=options.uuid, mode=options.mode
+                records = makers[one.content_type] = Records(
+                    one.content_type, columns, uuid_path=options.uuid, mode=options.mode
                 )
-            for block in _blocks(client, span, options, needs_uuid=columns.asks_for("_uuid")):
+            for block in _blocks(client, one, options, needs_uuid=columns.asks_for("_uuid")):
                 yield from records.batches(block)
 
 
 def _blocks(
-    client: Client, span: Span, options: SourceOptions, *, needs_uuid: bool
+    client: Client, one: Range, options: SourceOptions, *, needs_uuid: bool
 ) -> Iterator[Block]:
     if options.committed:
-        source = _committed(client.asynchronous, span, options, needs_uuid=needs_uuid)
+        source = _committed(client.asynchronous, one, options, needs_uuid=needs_uuid)
         try:
             while (block := client.run(next_or_none(source))) is not None:
                 yield block
         finally:
             client.run(source.aclose())
         return
-    pieces = pieces_of(client, span, on_jump=options.on_jump, created=span.created)
-    if span.content_type in TEXTS:
-        yield from _lines(span.journal, pieces)
+    pieces = pieces_of(client, one, on_jump=options.on_jump, created=one.created)
+    if one.content_type in TEXTS:
+        yield from _lines(one.journal, pieces)
     else:
-        yield from _frames(span, pieces, needs_uuid=needs_uuid)
+        yield from _frames(one, pieces, needs_uuid=needs_uuid)
 
 
 def line_blocks(client: Client, journal: str, begin: int, end: int) -> Iterator[Block]:
@@ -241,11 +194,11 @@ def _line_block(journal: str, begin: int, content: bytes) -> Block:
     return Block(journal, content, begins, pc.min_element_wise(ends, pa.scalar(end, pa.int64())))
 
 
-def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterator[Block]:
+def _frames(one: Range, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterator[Block]:
     """Blocks of frames of a content type whose records are not lines."""
-    framing = Frames(framing_of(span.content_type), unreadable=NO_UUID)
+    framing = Frames(framing_of(one.content_type), unreadable=NO_UUID)
     decoder = framing.decoder()
-    begin = fed = span.begin
+    begin = fed = one.begin
     for at, piece in pieces:
         if at != fed:
             decoder, begin = framing.decoder(), at
@@ -254,8 +207,8 @@ def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterato
         if not frames:
             if decoder.held_bytes > FRAME_BYTES_MAX + BLOCK_BYTES:
                 raise Desynchronized(
-                    f"{span.journal}: no message ends within {decoder.held_bytes} bytes after offset "
-                    f"{begin} (is its content-type {span.content_type}?)"
+                    f"{one.journal}: no message ends within {decoder.held_bytes} bytes after offset "
+                    f"{begin} (is its content-type {one.content_type}?)"
                 )
             continue
         ends: list[int] = []
@@ -266,24 +219,24 @@ def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterato
         uuids: list[str | None] | None = None
         if needs_uuid:
             uuids = [_text_of(decoder.decode(frame).uuid) for frame in frames]
-        yield _frame_block(span, [begin, *ends[:-1]], ends, frames, uuids)
+        yield _frame_block(one, [begin, *ends[:-1]], ends, frames, uuids)
         begin = end
     try:
         decoder.end()
     except DataError as err:
-        raise DataError(f"{span.journal}: after offset {begin}: {err}") from err
+        raise DataError(f"{one.journal}: after offset {begin}: {err}") from err
 
 
 def _frame_block(
-    span: Span,
+    one: Range,
     begins: list[int],
     ends: list[int],
     frames: list[bytes],
     uuids: list[str | None] | None,
 ) -> Block:
-    is_text = span.content_type in TEXTS
+    is_text = one.content_type in TEXTS
     return Block(
-        span.journal,
+        one.journal,
         b"".join(frames) if is_text else b"",
         pa.array(begins, pa.int64()),
         pa.array(ends, pa.int64()),
@@ -304,18 +257,18 @@ def frames_of(content_type: str, options: SourceOptions) -> Unframing[Framed]:
 
 
 async def _committed(
-    client: AsyncClient, span: Span, options: SourceOptions, *, needs_uuid: bool
+    client: AsyncClient, one: Range, options: SourceOptions, *, needs_uuid: bool
 ) -> AsyncGenerator[Block, None]:
-    """Committed messages of a span, each once, without ACKs, in blocks."""
-    checkpoint = SequencerCheckpoint(offsets={span.journal: span.begin}, producers=span.producers)
+    """Committed messages of a one, each once, without ACKs, in blocks."""
+    checkpoint = SequencerCheckpoint(offsets={one.journal: one.begin}, producers=one.producers)
     reader = await read_committed(
         client,
-        span.journal,
+        one.journal,
         checkpoint=checkpoint,
-        framing=frames_of(span.content_type, options),
-        end_offset=span.end,
+        framing=frames_of(one.content_type, options),
+        end_offset=one.end,
         direct=True,
-        created=span.created,
+        created=one.created,
     )
     begins: list[int] = []
     ends: list[int] = []
@@ -334,10 +287,10 @@ async def _committed(
                 if uuids is not None:
                     uuids.append(_text_of(envelope.uuid))
             if size >= BLOCK_BYTES:
-                yield _frame_block(span, begins, ends, frames, uuids)
+                yield _frame_block(one, begins, ends, frames, uuids)
                 begins, ends, frames, size = [], [], [], 0
                 uuids = [] if needs_uuid else None
         if frames:
-            yield _frame_block(span, begins, ends, frames, uuids)
+            yield _frame_block(one, begins, ends, frames, uuids)
     finally:
         await reader.aclose()

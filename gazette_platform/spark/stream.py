@@ -25,7 +25,7 @@ from gazette_platform.message.sequencer import (
 )
 from gazette_platform.message.uuid import Flags, UuidParts
 from gazette_platform.ops.tasks import side_by_side
-from gazette_platform.spark.batch import SpanPartition
+from gazette_platform.spark.batch import RangesPartition
 from gazette_platform.spark.frames import JsonFrames
 from gazette_platform.spark.offsets import (
     INITIAL,
@@ -38,7 +38,7 @@ from gazette_platform.spark.offsets import (
     require_created,
 )
 from gazette_platform.spark.planning import find_journals, no_match, place_of, splits_of
-from gazette_platform.spark.reading import Range, frames_of, line_blocks, read_spans
+from gazette_platform.spark.reading import Range, frames_of, line_blocks, read_ranges
 from gazette_platform.spark.records import JSON, TEXTS
 
 if TYPE_CHECKING:
@@ -267,12 +267,12 @@ class StreamReader(DataSourceStreamReader):
                 ],
             )
         )
-        return [SpanPartition(spans) for spans in splits]
+        return [RangesPartition(split) for split in splits]
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SpanPartition)
-        return read_spans(partition.spans, self._options, self._columns)
+        assert isinstance(partition, RangesPartition)
+        return read_ranges(partition.ranges, self._options, self._columns)
 
     @override
     def stop(self) -> None:

@@ -20,8 +20,7 @@ from gazette_platform.lake.engines.spark import keeping_interrupt, open_session,
 from gazette_platform.lake.s3 import S3Access
 from gazette_platform.platform import tools
 from gazette_platform.platform.component import choose_ports
-from gazette_platform.platform.servers import metastore_component
-from gazette_platform.platform.trino import trino_components
+from gazette_platform.platform.servers import metastore_component, trino_components
 from gazette_platform.testing.waiting import TooLate, patient
 
 if TYPE_CHECKING:

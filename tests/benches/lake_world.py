@@ -23,10 +23,10 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import subtract
 from gazette_platform.lake.raw.times import fold
 from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol.ranges import subtract_ranges
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
@@ -276,7 +276,7 @@ class World(ExitStack):
         assert set(self.instance.get_dynamic_partitions("s.a")) == times.keys()
         offsets = SensorCursor.parse(self.cursor).registered.tables["s.a"]
         # What was pruned before it was registered is awaited for as long as it may come late.
-        left = {j: subtract(c.holes, self.gone.get(j, ())) for j, c in offsets.items()}
+        left = {j: subtract_ranges(c.holes, self.gone.get(j, ())) for j, c in offsets.items()}
         assert {j: (c.offset, left[j]) for j, c in offsets.items()} == {
             journal: (max(f.end for f in self.files.fragments(journal, 0, 99)), [])
             for journal in offsets

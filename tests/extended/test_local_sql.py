@@ -167,8 +167,8 @@ def test_a_query_sees_one_snapshot_and_the_next_what_was_appended(client, settin
         assert sql.execute(both).fetchall() == [(550, 550)]
         sql.execute('CREATE VIEW mine AS SELECT max(id) AS newest FROM news."all"')
         (journal,) = sql.snapshot("news.all").journals
-        assert journal.begin == 0 < journal.persisted_end < journal.head
-        assert (journal.head, journal.gaps) == (client.write_head(name), ())
+        assert journal.begin == 0 < journal.stored_end < journal.head
+        assert (journal.head, journal.gaps) == (client.write_head(name), [])
         more = client.append(name, lines({"id": -1, "item": "now"}))
         started = time.monotonic()
         assert sql.execute('SELECT item FROM "all" AS a WHERE id < 0').fetchall() == [("now",)]

@@ -28,7 +28,7 @@ from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.platform import tools
 from gazette_platform.platform.component import Component, choose_ports
-from gazette_platform.platform.trino import write_configuration
+from gazette_platform.platform.servers import write_configuration
 from gazette_platform.resources import LakeResource, MetastoreResource, TrinoResource
 from gazette_platform.testing.certificates import CertificateAuthority
 

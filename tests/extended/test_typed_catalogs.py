@@ -14,7 +14,7 @@ from cut_wire import cut_wire
 from typed_places import Place, Table
 from typed_world import JOURNAL, Held, numbers, publish, spec
 
-from gazette_platform.cli.gazctl.lake.doctor import _of_catalog
+from gazette_platform.cli.gazctl.lake.check import _of_catalog
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.iceberg.catalog import CatalogHandle
 from gazette_platform.testing.waiting import wait_until

@@ -14,7 +14,7 @@ from gazette_platform.lake.engines.doctor import look_at_trino
 from gazette_platform.lake.engines.spark import spark_configuration
 from gazette_platform.lake.iceberg_catalog import CatalogLogin
 from gazette_platform.platform import tools
-from gazette_platform.platform.trino import ExtraCatalog
+from gazette_platform.platform.servers import ExtraCatalog
 from gazette_platform.spark.typed_workers import SparkMerger
 
 pytestmark = [

@@ -145,16 +145,16 @@ class HeldFragments:
     def holding(self, order):
         """The order, whose fragments are fetched from here."""
         at = f"http://127.0.0.1:{self.server.server_port}"
-        segments = tuple(
+        extents = tuple(
             replace(
                 each,
                 listing=replace(
                     each.listing, signed_url=each.listing.signed_url.replace("file://", at)
                 ),
             )
-            for each in order.task.segments
+            for each in order.task.extents
         )
-        return replace(order, task=replace(order.task, segments=segments))
+        return replace(order, task=replace(order.task, extents=extents))
 
     def wait_for(self, count):
         wait_until(lambda: len(self.asked) >= count, timeout_s=120)

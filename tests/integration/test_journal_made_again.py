@@ -13,10 +13,11 @@ from typed_shop import SPEC, Shop, record
 
 from gazette_platform import AsyncClient, Client, ClientConfig
 from gazette_platform.client.read import reader
+from gazette_platform.client.read.extents import JournalSnapshot
 from gazette_platform.errors import GazetteError, JournalReplaced, LakeError, ValidationError
 from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.spec.table_spec import parse_table_spec
-from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
+from gazette_platform.lake.typed.planning.ranges import HoleKind
 from gazette_platform.lake.typed.runs import backfilling, journals
 from gazette_platform.lake.typed.runs.amending import publish_amendment
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
@@ -91,10 +92,12 @@ class TestTypedTables:
     def of_former_release(self, shop, monkeypatch):
         """A table of which the state does not say which journal its offset belongs to."""
         shop.append(0, *self.records(range(100), 1))
-        unnoted = JournalNow.__init__
+        unnoted = JournalSnapshot.__init__
         with monkeypatch.context() as patched:
             patched.setattr(
-                JournalNow, "__init__", lambda self, **told: unnoted(self, **told | {"created": 0})
+                JournalSnapshot,
+                "__init__",
+                lambda self, **told: unnoted(self, **told | {"created": 0}),
             )
             shop.run()
         return shop

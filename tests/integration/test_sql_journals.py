@@ -92,7 +92,7 @@ def test_prefix_is_a_table_with_the_live_tail(sql, client, events):
     assert ask(sql, query) == BY_KIND
     (snapshot,) = (sql.snapshot(name) for name in sql.inferred())
     for journal in snapshot.journals:  # of both, a part is persisted and a part is not
-        assert 0 < journal.persisted_end < journal.head == client.write_head(journal.journal)
+        assert 0 < journal.stored_end < journal.head == client.write_head(journal.name)
     # What is appended later is in the next query.
     client.append(f"{events}region=eu", lines({"n": 1000, "kind": "new", "amount": 1}))
     assert ask(sql, query) == [BY_KIND[0], ("new", 1, 1000), BY_KIND[1]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -164,9 +165,9 @@ def test_journal_that_is_shorter_than_told_is_no_end(typed):
     a = typed.journal("a")
     typed.client.append(a, typed.messages(1))
     job, [order] = typed.job()
-    [segment] = order.task.segments
-    longer = Task((segment.__class__(a, 0, segment.end + 10, (), None),))
-    with pytest.raises(DataError, match=f"{a}: content ends at offset {segment.end}"):
+    [extent] = order.task.extents
+    longer = Task((replace(extent, end=extent.end + 10, listing=None),))
+    with pytest.raises(DataError, match=f"{a}: content ends at offset {extent.end}"):
         carry_out(job, Order(journal=a, task=longer))
 
 

@@ -13,9 +13,9 @@ from gazette_platform.lake.raw.planning import (
     Page,
     advance,
     bounded,
-    subtract,
 )
 from gazette_platform.protocol import Fragment
+from gazette_platform.protocol.ranges import subtract_ranges
 
 NOW = 1_000_000
 cuts = st.lists(st.integers(0, 300), min_size=2, max_size=40, unique=True).map(sorted)
@@ -38,7 +38,7 @@ def test_readers_and_tables_wait_for_the_same_time():
 
 @given(ranges, ranges)
 def test_subtract_is_that_of_sets(first, second):
-    left = subtract(first, second)
+    left = subtract_ranges(first, second)
     assert members(left) == members(first) - members(second)
     assert all(b < e for b, e in left)
     assert all(one[1] < two[0] for one, two in pairwise(left))

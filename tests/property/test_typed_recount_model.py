@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, strategies as st
 from typed_logs import between, honest, hostile, laid_out, table_of, uninterrupted
 
-from gazette_platform.lake.reading.segments import Segment
+from gazette_platform.client.read.extents import Extent
 from gazette_platform.lake.typed.checks.recount import committed_spans
 from gazette_platform.lake.typed.planning.ranges import BackfillRange, Task
 from gazette_platform.lake.typed.planning.rounds import Done
@@ -19,7 +19,7 @@ JOURNAL = "a/journal"
 def tasks_of(ends, begin, end):
     cuts = [begin, *(at for at in ends if begin < at < end), end]
     spans = [(low, high) for low, high in itertools.pairwise(cuts) if low < high]
-    return tuple(Task((Segment(JOURNAL, low, high, (), None),)) for low, high in spans)
+    return tuple(Task((Extent(JOURNAL, low, high),)) for low, high in spans)
 
 
 def check(log, data):

@@ -26,11 +26,10 @@ from typed_logs import (
 )
 
 from gazette_platform.client import FragmentListing
+from gazette_platform.client.read.extents import Extent, snapshot_of
 from gazette_platform.errors import DataError, LakeError
-from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.typed.planning import rounds, screening
 from gazette_platform.lake.typed.planning.ranges import (
-    JournalNow,
     JournalRange,
     Task,
     plan_backfill,
@@ -44,7 +43,7 @@ JOURNAL = "a/journal"
 
 
 def task_of(begin, end):
-    return Task((Segment(JOURNAL, begin, end, (), None),))
+    return Task((Extent(JOURNAL, begin, end),))
 
 
 def is_bad(message):
@@ -172,7 +171,7 @@ def backfilled(workers, known, begin, end, *, sizes):
         FragmentListing(Fragment(JOURNAL, one.begin, one.end, backing_store="file:///", mod_time=1))
         for one in log
     )
-    journal = JournalNow(name=JOURNAL, begin=0, head=log[-1].end, listed=listed)
+    journal = snapshot_of(JOURNAL, listed, log[-1].end, begin=0)
     states = [TypedState({JOURNAL: one}) for one in known]
     plan = plan_backfill(states, [journal], {JOURNAL: [(begin, end)]}, task_bytes=5)
     rows, is_open = [], False
@@ -429,7 +428,7 @@ def test_transaction_whose_end_is_gone_is_told():
         FragmentListing(Fragment(JOURNAL, *span, backing_store="file:///", mod_time=1))
         for span in ((0, 20), (40, 50))
     ]
-    journal = JournalNow(name=JOURNAL, begin=0, head=50, listed=listed)
+    journal = snapshot_of(JOURNAL, listed, 50)
     (wanted,) = plan_backfill(
         [TypedState({JOURNAL: state})], [journal], {JOURNAL: [(0, 20)]}
     ).ranges

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import duckdb
 import pytest
 
-from gazette_platform.cli.gazctl import sql_run
+from gazette_platform.cli.gazctl import sql
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.engines.duckdb import QueryResult
 
@@ -17,7 +17,7 @@ def result_of(query):
 
 
 def written(query, output_format, capsys, to=None):
-    sql_run._write(result_of(query), output_format, to, 10)
+    sql._write(result_of(query), output_format, to, 10)
     return capsys.readouterr().out
 
 
@@ -57,7 +57,7 @@ def test_no_column_is_lost_for_its_name(output_format, capsys, tmp_path):
 def test_a_file_that_was_written_is_reported(output_format, rows, says, capsys, tmp_path):
     file = tmp_path / "out"
     query = f"FROM range({rows})"
-    sql_run._write(result_of(query), output_format, file, 10)
+    sql._write(result_of(query), output_format, file, 10)
     assert capsys.readouterr() == ("", f"wrote {says} to {file}\n")
     assert file.stat().st_size > 0 or not rows
 

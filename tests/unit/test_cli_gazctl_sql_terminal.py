@@ -12,16 +12,16 @@ CODE = """
 import sys, duckdb
 from types import SimpleNamespace
 from gazette_platform.cli import bars
-from gazette_platform.cli.gazctl import sql_run
+from gazette_platform.cli.gazctl import sql
 from gazette_platform.lake.engines.duckdb import QueryResult
 from gazette_platform.testing.waiting import wait_until
 bars.SHOWN_AFTER_S *= 1 if sys.argv[2] == "slow" else 1000
 rows = duckdb.connect().execute("SELECT 'row' AS a FROM range(3)")
 result = QueryResult(SimpleNamespace(told=lambda err: err), rows)
-with sql_run._progress(SimpleNamespace(scans=dict)) as hide:
+with sql._progress(SimpleNamespace(scans=dict)) as hide:
     if sys.argv[2] == "slow":
         wait_until(lambda: hide.__self__.live.is_started)
-    sql_run._write(result, sys.argv[1], None, 10, hide=hide)
+    sql._write(result, sys.argv[1], None, 10, hide=hide)
 """
 
 

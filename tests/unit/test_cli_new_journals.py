@@ -4,8 +4,6 @@ import pytest
 import yaml
 
 from gazette_platform.cli.gazctl.journals.create import (
-    Codec,
-    PartitionBy,
     default_replication,
     default_stores,
     flush_interval_ns,
@@ -100,8 +98,8 @@ def test_options_change_codec_partition_and_flush():
         "events/x",
         replication=2,
         stores=("file:///",),
-        codec=Codec.ZSTD,
-        partition_by=PartitionBy.HOUR,
+        codec="zstd",
+        partition_by="hour",
         flush_ns=0,
         labels=labels_of(["kind=events", "team=a", "team=b"]),
     )
@@ -111,7 +109,7 @@ def test_options_change_codec_partition_and_flush():
     )
     assert spec.fragment.flush_interval_ns == 0
     assert spec.labels.values_of("team") == ("a", "b")
-    plain = new_journal("logs/app", replication=1, stores=(), partition_by=PartitionBy.NONE)
+    plain = new_journal("logs/app", replication=1, stores=(), partition_by="none")
     assert plain.fragment.path_postfix_template == ""
 
 

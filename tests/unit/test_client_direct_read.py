@@ -7,7 +7,7 @@ import types
 import pytest
 
 from gazette_platform.client.read.direct import URL_TTL_S, DirectRead
-from gazette_platform.client.read.plan import choose_next
+from gazette_platform.client.read.extents import choose_next
 from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import DataError, StoreUnavailable, TransportError

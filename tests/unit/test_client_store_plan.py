@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.client.read.plan import StorePlan, choose_next
+from gazette_platform.client.read.extents import StorePlan, choose_next
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.protocol import Fragment
 
@@ -29,7 +29,7 @@ def place(plan, offset):
     [
         (0, (0, 0, 10)),
         (7, (7, 0, 10)),
-        (9, (9, 8, 30)),
+        (9, (9, 0, 10)),
         (10, (10, 8, 30)),
         (29, (29, 8, 30)),
         (30, None),
@@ -37,7 +37,7 @@ def place(plan, offset):
         (50, None),
     ],
 )
-def test_the_fragment_that_reaches_farthest_is_read(offset, expected):
+def test_each_byte_is_read_from_one_fragment(offset, expected):
     plan = StorePlan(listed((40, 50), (8, 30), (0, 10), (12, 20), (8, 12)), is_beginning=True)
     assert place(plan, offset) == expected
     assert plan.end == 50
@@ -68,15 +68,17 @@ def test_holes_are_passed_over_where_they_are_old(age_s, is_beginning, passed):
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)), max_size=12), st.integers(0, 45))
 def test_what_any_fragment_holds_is_found(spans, offset):
-    """And the plan of what is fetched ahead takes the same fragment."""
+    """And what is fetched ahead is the fragment that the read needs next."""
     fragments = listed(*((begin, begin + length) for begin, length in spans))
-    found = StorePlan(fragments, is_beginning=False).place(offset, NOW)
+    plan = StorePlan(fragments, is_beginning=False)
+    found = plan.place(offset, NOW)
     holders = [each for each in fragments if each.fragment.begin <= offset < each.fragment.end]
     assert (found is not None) == bool(holders)
     if found:
-        assert found.listing.fragment.end == max(each.fragment.end for each in holders)
-        chosen = choose_next(fragments, offset)
-        assert chosen is not None
-        assert chosen.fragment.end == found.listing.fragment.end
+        assert found.listing in holders
+        end = found.listing.fragment.end
+        ahead = choose_next(plan.begins_from(found.listing.fragment.begin + 1, 99), end)
+        following = plan.place(end, NOW)
+        assert ahead == (following and following.listing)
     else:
         assert choose_next(fragments, offset) is None

@@ -9,7 +9,7 @@ import pytest
 from dagster import build_sensor_context
 from dagster_instances import new_instance
 
-from gazette_platform.assets.rollup_folder import ROLLUPS_KEY
+from gazette_platform.assets.rollups import ROLLUPS_KEY
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import SpecFolder, read_spec_folder
 from gazette_platform.lake.rollups import RollupFolder

@@ -16,7 +16,7 @@ from dagster_instances import new_instance
 from sensor_platform import SPEC, SensorPlatform, line, numbers, parts_of, total
 
 from gazette_platform.assets import raw_checks
-from gazette_platform.assets.checked import Checked
+from gazette_platform.assets.checks import Checked
 from gazette_platform.errors import (
     JournalNotFound,
     LakeError,

@@ -22,16 +22,16 @@ from gazette_platform.assets import (
     typed_definitions,
 )
 from gazette_platform.assets.checks import check_evaluations
+from gazette_platform.assets.maintenance import UpkeepEngine
 from gazette_platform.assets.source_marks import sources_mark
-from gazette_platform.assets.typed_backfill import fragments_at
-from gazette_platform.assets.typed_keys import (
+from gazette_platform.assets.typed import fragments_at
+from gazette_platform.assets.typed_events import (
     TypedSources,
     backfill_key,
     column_lineage,
     fresh_within_s,
     typed_key,
 )
-from gazette_platform.assets.typed_maintenance import UpkeepEngine
 from gazette_platform.client import FragmentListing
 from gazette_platform.lake import Finding, LakeSettings, parse_table_spec
 from gazette_platform.lake.spec.typed import TypedColumn

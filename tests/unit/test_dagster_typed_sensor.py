@@ -16,9 +16,8 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate
 from typed_files import write_rows
 from typed_world import JOURNAL, World, row, spec
 
-from gazette_platform.assets.source_marks import is_red, newest_evaluations
-from gazette_platform.assets.typed_events import told_typed
-from gazette_platform.assets.typed_keys import quarantine_key, typed_key
+from gazette_platform.assets.checks import is_red, newest_evaluations
+from gazette_platform.assets.typed_events import quarantine_key, told_typed, typed_key
 from gazette_platform.errors import TransportError
 from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.iceberg.publishing import PROGRESS, publish_files

@@ -15,8 +15,9 @@ from gazette_platform.lake import (
     ensure_views,
     excluded_files,
 )
-from gazette_platform.lake.reading.segments import Span, choose, clusters, gaps, uncovered
+from gazette_platform.lake.raw.overlaps import Span, choose, clusters, uncovered
 from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.protocol.ranges import gaps_between
 
 SPEC = """
 name: s.events
@@ -93,8 +94,8 @@ def test_choice_is_best_among_all_subsets():
 
 
 def test_gaps():
-    assert gaps([]) == []
-    assert gaps([(20, 30), (0, 10), (5, 12)]) == [(12, 20)]
+    assert gaps_between([]) == []
+    assert gaps_between([(20, 30), (0, 10), (5, 12)]) == [(12, 20)]
 
 
 class Lake:

@@ -1,4 +1,4 @@
-"""What SQL in this process decides without a server: segments, values, rows, pruning."""
+"""What SQL in this process decides without a server: extents, values, rows, pruning."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gazette_platform import FragmentListing
+from gazette_platform.client.read.extents import snapshot_of
 from gazette_platform.lake.engines.duckdb.dataset import TableDataset, prune, selected
 from gazette_platform.lake.engines.duckdb.reading import Piece
 from gazette_platform.lake.engines.duckdb.rows import arrow_type, fitted, parse_line, row_parser
-from gazette_platform.lake.engines.duckdb.snapshot import TableSnapshot
-from gazette_platform.lake.reading.segments import Segment, plan_segments
+from gazette_platform.lake.engines.duckdb.snapshot import TableExtent, TableSnapshot
 from gazette_platform.lake.spec.layout import PartitionColumn
 from gazette_platform.lake.spec.schema import parse_type
 from gazette_platform.lake.spec.table_spec import parse_table_spec
@@ -35,18 +35,19 @@ def listing(begin, end, store="file:///"):
 
 
 def planned(listed, head):
-    return plan_segments("a/b", listed, head, values_of=lambda _: ("x",), live_values=(None,))
+    return snapshot_of("a/b", listed, head)
 
 
 def spans(plan):
-    return [(s.begin, s.end, s.listing and s.listing.fragment.begin) for s in plan.segments]
+    return [(s.begin, s.end, s.listing and s.listing.fragment.begin) for s in plan.extents]
 
 
 @pytest.mark.parametrize(
     ("listed", "head", "expected"),
     [
         ([], 0, []),
-        ([], 5, [(0, 5, None)]),
+        # Brokers list what their spools hold: all was pruned.
+        ([], 5, []),
         ([listing(0, 5)], 5, [(0, 5, 0)]),
         ([listing(0, 5)], 9, [(0, 5, 0), (5, 9, None)]),
         # What was persisted after the head is of another query.
@@ -69,7 +70,7 @@ def test_each_byte_has_one_holder(listed, head, expected):
 
 def test_holes_are_reported():
     plan = planned([listing(2, 4), listing(6, 8), listing(7, 9, "")], 12)
-    assert (plan.begin, plan.persisted_end, plan.gaps) == (2, 8, ((4, 6),))
+    assert (plan.begin, plan.stored_end, plan.gaps) == (2, 8, [(4, 6)])
     assert spans(plan) == [(2, 4, 2), (6, 8, 6), (8, 12, None)]
 
 
@@ -77,17 +78,17 @@ def test_holes_are_reported():
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12), st.booleans()), max_size=12),
     st.integers(0, 60),
 )
-def test_segments_are_what_is_held_and_nothing_twice(pieces, head):
+def test_extents_are_what_is_held_and_nothing_twice(pieces, head):
     listed = [listing(b, b + n, "file:///" if stored else "") for b, n, stored in pieces]
     plan = planned(listed, head)
     covered: list[int] = []
-    for segment in plan.segments:
-        assert segment.begin < segment.end <= head
-        covered += range(segment.begin, segment.end)
-        if segment.listing is not None:
-            fragment = segment.listing.fragment
-            assert fragment.begin <= segment.begin < segment.end <= fragment.end
-            assert segment.listing.is_persisted
+    for extent in plan.extents:
+        assert extent.begin < extent.end <= head
+        covered += range(extent.begin, extent.end)
+        if extent.listing is not None:
+            fragment = extent.listing.fragment
+            assert fragment.begin <= extent.begin < extent.end <= fragment.end
+            assert extent.listing.is_persisted
     assert covered == sorted(set(covered))
     held = {at for f in listed for at in range(f.fragment.begin, f.fragment.end) if at < head}
     assert held <= set(covered)
@@ -256,12 +257,12 @@ SCHEMA = pa.schema(
 )  # fmt: skip
 
 
-def test_segments_that_cannot_match_are_pruned():
-    segments = tuple(
-        Segment("a/b", 10 * hour, 10 * hour + 10, (str(hour), "2020-01-02"), None)
+def test_extents_that_cannot_match_are_pruned():
+    extents = tuple(
+        TableExtent("a/b", 10 * hour, 10 * hour + 10, None, (str(hour), "2020-01-02"))
         for hour in range(24)
     )
-    live = Segment("a/b", 240, 250, (None, None), None)
+    live = TableExtent("a/b", 240, 250, None, (None, None))
     columns = (
         PartitionColumn(key="hour", column="hour", type="int"),
         PartitionColumn(key="day", column="day", type="date"),
@@ -270,14 +271,14 @@ def test_segments_that_cannot_match_are_pruned():
         spec=spec_of("string"),
         columns=columns,
         journals=(),
-        segments=(*segments, live),
+        extents=(*extents, live),
         taken_at=datetime(2020, 1, 2, tzinfo=UTC),
     )
     hour, offset, day = ds.field("hour"), ds.field("_offset"), ds.field("day")
     other = ds.field("v") == "x"
 
     def begins(condition):
-        return [segment.begin for segment in prune(snapshot, SCHEMA, condition)]
+        return [extent.begin for extent in prune(snapshot, SCHEMA, condition)]
 
     assert begins(None) == [*range(0, 250, 10)]
     assert begins(hour == 5) == [50]
@@ -298,15 +299,15 @@ def test_columns_of_the_data_may_have_the_names_of_where_rows_come_from():
         "{name: a.b, selector: name=a, format: json, columns: [{name: _Offset, type: bigint}, "
         "{name: _journal, type: string}]}"
     )
-    segment = Segment("a/b", 100, 200, (), None)
+    extent = TableExtent("a/b", 100, 200, None, ())
     snapshot = TableSnapshot(
         spec=spec,
         columns=(),
         journals=(),
-        segments=(segment,),
+        extents=(extent,),
         taken_at=datetime(2020, 1, 2, tzinfo=UTC),
     )
-    pieces = [[Piece(segment, 100, b'{"_Offset":7,"_journal":"mine"}\n')], []]
+    pieces = [[Piece(extent, 100, b'{"_Offset":7,"_journal":"mine"}\n')], []]
     with ThreadPoolExecutor(1) as parsers, duckdb.connect() as engine:
         dataset = TableDataset(
             snapshot,
@@ -324,26 +325,26 @@ def test_columns_of_the_data_may_have_the_names_of_where_rows_come_from():
 
 @pytest.fixture
 def scanned():
-    """Makes data sets of one segment [100, 200) of a journal; closed, and failed, tell what became of scans."""
+    """Makes data sets of one extent [100, 200) of a journal; closed, and failed, tell what became of scans."""
     with ThreadPoolExecutor(1) as parsers:
 
         def make(columns, content, next_block=next):
             spec = parse_table_spec(
                 f"name: a.b\nselector: name=a/b\nformat: json\ncolumns: [{columns}]"
             )
-            segment = Segment("a/b", 100, 200, ("5",), None)
+            extent = TableExtent("a/b", 100, 200, None, ("5",))
             hour = PartitionColumn(key="hour", column="hour", type="int")
             snapshot = TableSnapshot(
                 spec=spec,
                 columns=(hour,),
                 journals=(),
-                segments=(segment,),
+                extents=(extent,),
                 taken_at=datetime(2020, 1, 2, tzinfo=UTC),
             )
             closed, failed = [], []
             dataset = TableDataset(
                 snapshot,
-                open_reader=lambda *_: iter([[Piece(segment, 100, content)], []]),
+                open_reader=lambda *_: iter([[Piece(extent, 100, content)], []]),
                 next_block=next_block,
                 close=closed.append,
                 failed=failed.append,
@@ -420,7 +421,7 @@ def test_why_a_scan_failed_is_told_and_its_reader_closed(scanned):
 
 def test_it_needs_neither_metastore_nor_dagster():
     program = (
-        "import sys, gazette_platform.cli.gazctl.sql_run, gazette_platform.lake.engines.duckdb.dataset\n"
+        "import sys, gazette_platform.cli.gazctl.sql, gazette_platform.lake.engines.duckdb.dataset\n"
         "print(*sys.modules, sep='\\n')"
     )
     done = subprocess.run(

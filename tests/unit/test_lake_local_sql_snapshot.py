@@ -53,10 +53,10 @@ async def test_a_table_of_suspended_journals_alone_is_empty():
     asleep, awake = (SuspendLevel.FULL, SuspendLevel.PARTIAL)
     found = await take_snapshot(Brokers(journal("a/part=0", asleep)), SPEC, NOW)
     assert [column.column for column in found.columns] == ["part", "hour"]
-    assert (found.journals, found.segments) == ((), ())
+    assert (found.journals, found.extents) == ((), ())
     both = Brokers(journal("a/part=0", asleep), journal("a/part=1", awake))
     found = await take_snapshot(both, SPEC, NOW)
-    assert [each.journal for each in found.journals] == ["a/part=1"]
+    assert [each.name for each in found.journals] == ["a/part=1"]
     with pytest.raises(ValidationError, match="no journal matches the selector 'name:prefix=a/'"):
         await take_snapshot(Brokers(), SPEC, NOW)
 
@@ -85,7 +85,7 @@ class Stored(Brokers):
 
 def values(found):
     names = [column.column for column in found.columns]
-    return [dict(zip(names, segment.values, strict=True)) for segment in found.segments]
+    return [dict(zip(names, extent.values, strict=True)) for extent in found.extents]
 
 
 async def test_paths_of_several_layouts_give_null_where_they_lack_a_key():
@@ -116,9 +116,9 @@ async def test_what_is_aside_is_no_row_and_no_gap():
     one = journal("a/part=0", SuspendLevel.NONE)
     postfixes = {"a/part=0": ["hour=03", "_aside/hour=03", "hour=03"]}
     found = await take_snapshot(Stored(one, postfixes=postfixes), SPEC, NOW)
-    assert [(s.begin, s.end) for s in found.segments] == [(0, 10), (20, 30), (30, 35)]
+    assert [(s.begin, s.end) for s in found.extents] == [(0, 10), (20, 30), (30, 35)]
     (told,) = found.journals
-    assert (told.aside, told.gaps, told.fragments) == (((10, 20),), (), 2)
+    assert (told.aside, told.gaps, told.fragments) == (((10, 20),), [], 2)
     assert found.layouts == ("a/{part}/{hour}",)
 
 
@@ -133,13 +133,13 @@ async def test_what_is_not_stored_yet_says_nothing_of_the_columns():
     brokers = Brokers(journal("a/part=0"), fragments=fragments, head=12)
     found = await take_snapshot(brokers, SPEC, NOW)
     assert [column.column for column in found.columns] == ["part", "hour"]
-    segments = [(s.begin, s.end, s.values) for s in found.segments]
-    assert segments == [(0, 4, ("0", "3")), (4, 9, ("0", "2")), (9, 12, ("0", "3"))]
+    extents = [(s.begin, s.end, s.values) for s in found.extents]
+    assert extents == [(0, 4, ("0", "3")), (4, 9, ("0", "2")), (9, 12, ("0", "3"))]
 
 
 async def test_a_journal_that_is_stored_elsewhere_by_now_has_rows_of_no_hour():
     """Its template was taken away. What its name says of the live tail is known all the same."""
     brokers = Brokers(journal("a/part=0", template=""), fragments=[stored(0, 4, 5)], head=9)
     found = await take_snapshot(brokers, SPEC, NOW)
-    segments = [(s.begin, s.end, s.values) for s in found.segments]
-    assert segments == [(0, 4, ("0", "5")), (4, 9, ("0", None))]
+    extents = [(s.begin, s.end, s.values) for s in found.extents]
+    assert extents == [(0, 4, ("0", "5")), (4, 9, ("0", None))]

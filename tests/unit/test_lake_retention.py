@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import JournalCursor, Page, subtract
+from gazette_platform.lake.raw.planning import JournalCursor, Page
 from gazette_platform.lake.raw.prunes.verdict import (
     Break,
     Evidence,
@@ -18,6 +18,7 @@ from gazette_platform.lake.raw.prunes.verdict import (
     pruned_front,
 )
 from gazette_platform.protocol import Fragment
+from gazette_platform.protocol.ranges import merge_ranges
 
 STORE = "file:///"
 
@@ -164,7 +165,7 @@ def test_nothing_is_forgotten_without_all_of_the_evidence(
     )
     found = judge(state, here, [], files(*present), evidence)
     lost = [(f.begin, f.end) for f in made if f not in here]
-    assert list(found.lost) == subtract(lost, [])
+    assert list(found.lost) == merge_ranges(lost)
     assert (found.verdict == "keep") == (not lost)
     if found.verdict in {"shrink", "empty"}:
         assert here == present == list(found.kept)

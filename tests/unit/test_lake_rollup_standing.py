@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gazette_platform.assets import query_checks
+from gazette_platform.assets import checks
 from gazette_platform.assets.checks import OVERLAP_CHECK
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.dagster_web import DagsterWeb, RedCheck
@@ -77,7 +77,7 @@ def test_slices_that_cannot_be_made_again_are_reported():
 
 def test_names_of_checks_are_those_of_dagster():
     assert NOT_HEEDED == OVERLAP_CHECK
-    assert QUERY_CHECK == query_checks.QUERY_CHECK
+    assert QUERY_CHECK == checks.QUERY_CHECK
 
 
 def test_dagster_that_is_away_is_named():

@@ -17,7 +17,7 @@ from gazette_platform.platform.platform import (
     endpoints_of,
     environment_of,
 )
-from gazette_platform.platform.trino import write_configuration
+from gazette_platform.platform.servers import write_configuration
 
 OWN = "s3://b/p/?endpoint=http://127.0.0.1:9&region=r"
 

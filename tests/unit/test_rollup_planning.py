@@ -14,8 +14,8 @@ from gazette_platform.lake.rollups import (
     SourceState,
     make_plan,
 )
-from gazette_platform.lake.rollups.covers import merged_ranges
 from gazette_platform.lake.rollups.planning import batches, covers_after, with_new_aliases
+from gazette_platform.protocol.ranges import merge_ranges
 
 COLUMNS = ("origin", "hour")
 
@@ -336,7 +336,7 @@ def test_covers_of_a_newer_release_are_refused():
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 5)).map(lambda r: (r[0], r[0] + r[1])), max_size=4
-).map(lambda ranges: tuple(merged_ranges(ranges)))
+).map(lambda ranges: tuple(merge_ranges(ranges)))
 NAMES = st.sampled_from([f"{origin}/{hour}" for origin in "ABC" for hour in range(3)])
 SOURCES = st.dictionaries(NAMES, RANGES.filter(bool), max_size=9).map(raw)
 SPECS = st.builds(
@@ -353,7 +353,7 @@ def offsets(ranges):
 
 @given(RANGES, RANGES)
 def test_merged_ranges_hold_the_same_offsets(one, other):
-    merged = merged_ranges([*one, *other])
+    merged = merge_ranges([*one, *other])
     assert offsets(merged) == offsets(one) | offsets(other)
     assert all(a[1] < b[0] for a, b in itertools.pairwise(merged))
 

@@ -231,7 +231,7 @@ def newest(instance, table):
     """What Dagster shows of the check `keeps_up`."""
     from dagster import AssetCheckKey
 
-    from gazette_platform.assets.source_marks import newest_evaluations
+    from gazette_platform.assets.checks import newest_evaluations
 
     key = AssetCheckKey(AssetKey(["s", table]), "keeps_up")
     return newest_evaluations(instance, [key])[key].passed

@@ -6,7 +6,7 @@ from dagster_instances import new_instance
 from hypothesis import given, strategies as st
 from lake_bench import FragmentFiles, MemoryMetastore
 
-from gazette_platform.assets.source_marks import is_red
+from gazette_platform.assets.checks import is_red
 from gazette_platform.lake import (
     Auditor,
     FitChecker,

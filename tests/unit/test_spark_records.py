@@ -26,7 +26,7 @@ from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.framing import frame_fixed
 from gazette_platform.spark import reading
 from gazette_platform.spark.columns import DEFAULT_SCHEMA, columns_of
-from gazette_platform.spark.reading import Span
+from gazette_platform.spark.reading import Range
 from gazette_platform.spark.records import CSV, JSON, Records
 
 PLACED = "n bigint, text string, x double, _begin bigint, _end bigint, _corrupt binary"
@@ -228,7 +228,7 @@ def test_frames_of_other_content_types_are_values():
     )
     frames = [frame_fixed(b"one"), frame_fixed(b"longer"), frame_fixed(b"")]
     content = b"".join(frames)
-    span = Span(
+    span = Range(
         journal="a/b", content_type="application/x-protobuf-fixed", begin=7, end=7 + len(content)
     )
     pieces = [(7, content[:13]), (20, content[13:])]

@@ -31,7 +31,7 @@ from gazette_platform.spark.offsets import (
     reach,
     require_created,
 )
-from gazette_platform.spark.reading import Bounds, Range, Span, pack, plan_range
+from gazette_platform.spark.reading import Bounds, Range, pack, plan_range
 
 
 def listing(begin, end, *, is_stored=True):
@@ -44,7 +44,7 @@ def wanted(begin, end):
 
 
 def spans(plan):
-    return [(span.begin, span.end, span.listing is not None) for span in plan.spans]
+    return [(span.begin, span.end, span.listing is not None) for span in plan[0]]
 
 
 FRAGMENTS = st.lists(
@@ -58,9 +58,9 @@ FRAGMENTS = st.lists(
 @given(FRAGMENTS, st.integers(0, 70), st.integers(0, 70), st.integers(1, 30))
 def test_each_byte_of_a_range_is_in_one_split_or_in_a_hole(listed, begin, end, bytes_max):
     plan = plan_range(wanted(begin, end), listed)
-    splits = pack(plan.spans, bytes_max)
+    splits = pack(plan[0], bytes_max)
     read = [at for split in splits for span in split for at in range(span.begin, span.end)]
-    gone = [at for low, high in plan.holes for at in range(low, high)]
+    gone = [at for low, high in plan[1] for at in range(low, high)]
     assert sorted([*read, *gone]) == [*range(begin, end)]
     assert read == sorted(read)
     for split in splits:
@@ -84,12 +84,12 @@ def test_fragments_are_cut_where_they_meet_and_the_tail_is_asked_for():
 
 def test_what_was_pruned_is_a_hole_at_the_beginning():
     plan = plan_range(wanted(0, 30), [listing(10, 20), listing(25, 30)])
-    assert plan.holes == ((0, 10), (20, 25))
+    assert plan[1] == [(0, 10), (20, 25)]
     assert spans(plan) == [(10, 20, True), (25, 30, True)]
 
 
 def test_span_shows_no_signed_url_but_keeps_it():
-    [span] = plan_range(wanted(0, 10), [listing(0, 10)]).spans
+    [span], _ = plan_range(wanted(0, 10), [listing(0, 10)])
     assert "secret" not in repr(span)
     assert pickle.loads(pickle.dumps(span)) == span
 
@@ -111,7 +111,7 @@ def test_filters_leave_only_what_may_have_rows():
     ]
 
     def takes(begin, end):
-        return bounds.takes_span(Span(journal="a/1", content_type="t", begin=begin, end=end))
+        return bounds.takes(Range(journal="a/1", content_type="t", begin=begin, end=end))
 
     assert [takes(0, 10), takes(0, 11), takes(20, 21), takes(21, 22)] == [False, True, True, False]
     everything = bounds_of(filters, is_committed=True)

@@ -5,7 +5,7 @@ import pickle
 import pytest
 from pyspark import cloudpickle
 
-from gazette_platform.lake.reading.segments import Segment
+from gazette_platform.client.read.extents import Extent
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs import jobs
@@ -42,7 +42,7 @@ def test_tasks_are_sent_the_job_and_no_orders():
 
 def test_a_worker_tells_its_error_in_rows_of_bounded_size(monkeypatch):
     monkeypatch.setattr(typed_orders, "_PART_BYTES", 16)
-    order = Order(journal="j", task=Task((Segment("j", 0, 9, (), None),)))
+    order = Order(journal="j", task=Task((Extent("j", 0, 9),)))
     reader = planned(b"0.0.0-other\n", [b"", jobs.dump_order(order)]).reader(None)
     rows = [row for batch in reader.read(reader.partitions()[1]) for row in batch.to_pylist()]
     assert len(rows) > 3

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from gazette_platform.lake.reading import segment_content
-from gazette_platform.lake.reading.segment_content import LineBlocks
+from gazette_platform.lake.reading import extent_content
+from gazette_platform.lake.reading.extent_content import LineBlocks
 from gazette_platform.lake.typed.rows import parsing
 from gazette_platform.lake.typed.rows.parsing import CutLines, LineBlock
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    for module in (segment_content, parsing):
+    for module in (extent_content, parsing):
         monkeypatch.setattr(module, "FRAME_BYTES_MAX", 20)
     monkeypatch.setattr(parsing, "_KEPT_BYTES", 8)
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 from debezium import Database, mysql_source, postgres_source, spec_of, wrapped
 
-from gazette_platform.assets.typed_keys import column_lineage
+from gazette_platform.assets.typed_events import column_lineage
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.typed.rows.changes import parser_of

@@ -3,9 +3,9 @@
 import pytest
 
 from gazette_platform.client import FragmentListing
+from gazette_platform.client.read.extents import snapshot_of
 from gazette_platform.lake.typed.planning.ranges import (
     HoleKind,
-    JournalNow,
     decided,
     plan_backfill,
     plan_run,
@@ -19,9 +19,7 @@ J = "a/b"
 
 def now(head, created, begin=0):
     fragment = Fragment(J, begin, head, backing_store="file:///", mod_time=1)
-    return JournalNow(
-        name=J, begin=begin, head=head, listed=[FragmentListing(fragment)], created=created
-    )
+    return snapshot_of(J, [FragmentListing(fragment)], head, created=created)
 
 
 def at(offset, created=0, shared_to=0):

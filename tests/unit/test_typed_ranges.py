@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
 
 from gazette_platform.client import FragmentListing
+from gazette_platform.client.read.extents import snapshot_of
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.typed.planning.ranges import (
     BackfillPlan,
     Hole,
     HoleKind,
-    JournalNow,
     Limits,
     RunPlan,
     held_ranges,
@@ -23,7 +24,8 @@ from gazette_platform.lake.typed.planning.ranges import (
     whole_ranges,
 )
 from gazette_platform.lake.typed.planning.state import Counts, JournalState, Producer, TypedState
-from gazette_platform.protocol import Fragment
+from gazette_platform.lake.typed.runs.journals import journal_now
+from gazette_platform.protocol import Fragment, JournalSpec
 
 J = "lake/events"
 
@@ -41,13 +43,7 @@ def spooled(begin, end, journal=J):
 
 def now(*listed, head=None, begin=None, name=J):
     ends = [each.fragment.end for each in listed]
-    begins = [each.fragment.begin for each in listed]
-    return JournalNow(
-        name=name,
-        begin=min(begins, default=head) if begin is None else begin,
-        head=max(ends, default=0) if head is None else head,
-        listed=listed,
-    )
+    return snapshot_of(name, listed, max(ends, default=0) if head is None else head, begin=begin)
 
 
 def at(offset, journal=J, **producers):
@@ -74,7 +70,7 @@ def test_range_begins_within_a_fragment_and_each_byte_has_one_holder():
     journal = now(stored(0, 50), stored(40, 80), stored(60, 70), spooled(70, 95), head=100)
     (found,) = plan_run(at(30), [journal]).ranges
     (task,) = found.tasks
-    assert [(s.begin, s.end, s.listing and s.listing.fragment.end) for s in task.segments] == [
+    assert [(s.begin, s.end, s.listing and s.listing.fragment.end) for s in task.extents] == [
         (30, 50, 50),
         (50, 80, 80),
         (80, 100, None),
@@ -114,6 +110,37 @@ def test_fragment_that_goes_on_behind_the_head_ends_softly_there():
 
 
 # ------------------------------------------------------------------ holes
+
+
+class OneJournal:
+    """Brokers of one journal."""
+
+    def __init__(self, *listed, head):
+        self.listed, self.head = listed, head
+
+    async def write_heads(self, journals):
+        return {journal.name: self.head for journal in journals}
+
+    async def fragments(self, _journal, **_query):
+        return self.listed
+
+    async def fragment_page(self, _journal, **_query):
+        return SimpleNamespace(fragments=self.listed[:1])
+
+
+@pytest.mark.parametrize("others", [(), (stored(20, 30),)])
+async def test_fragment_that_is_set_aside_is_a_hole_also_at_the_end(others):
+    """Brokers would serve its bytes, and so they must not be asked for them."""
+    listed = (stored(0, 10), stored(10, 20, postfix="_aside/hour=1"), *others)
+    brokers = OneJournal(*listed, head=listed[-1].fragment.end + 5)
+    journal = await journal_now(
+        brokers, SimpleNamespace(name=J, spec=JournalSpec(name=J), created=0), 0
+    )
+    plan = plan_run(TypedState(), [journal])
+    assert spans(plan) == [(0, 10, False)]
+    assert [(hole.begin, hole.end, hole.kind) for hole in plan.holes] == [
+        (10, 20, HoleKind.MISSING)
+    ]
 
 
 def test_content_that_was_pruned_before_it_was_read_is_reported_and_stops_the_journal():
@@ -289,7 +316,7 @@ def test_runs_read_every_byte_that_is_held_once_and_stop_before_holes(
             break
         (found,) = plan.ranges
         for task in found.tasks:
-            assert all(low.end == high.begin for low, high in pairwise(task.segments))
+            assert all(low.end == high.begin for low, high in pairwise(task.extents))
             assert task.is_soft <= (task is found.tasks[-1])
             assert task.is_soft or {task.begin, task.end} <= {*ends, state_offset(state)}
         assert all(low.end == high.begin for low, high in pairwise(found.tasks))

@@ -5,8 +5,8 @@ import pytest
 
 from gazette_platform import errors
 from gazette_platform.client import ClientConfig, FragmentListing
+from gazette_platform.client.read.extents import Extent
 from gazette_platform.errors import LakeError, OffsetJump, ValidationError
-from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.files.writing import WrittenFile
 from gazette_platform.lake.typed.planning.ranges import Task
@@ -16,7 +16,7 @@ from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.jobs import Job, Output
 from gazette_platform.protocol import Fragment
 
-TASK = Task((Segment("j", 0, 100, (), None),), is_soft=True)
+TASK = Task((Extent("j", 0, 100),), is_soft=True)
 FILE = WrittenFile(
     path="file:///t/a.parquet",
     bytes=10,
@@ -75,7 +75,7 @@ def test_a_job_of_another_release_is_refused_before_it_is_looked_at(monkeypatch)
 def test_an_order_arrives_as_it_was():
     fragment = Fragment(journal="j", begin=0, end=100, backing_store="s3://b/")
     listed = FragmentListing(fragment, "https://signed?token=x")
-    task = Task((Segment("j", 0, 100, (), listed),))
+    task = Task((Extent("j", 0, 100, listed),))
     sent = Order(journal="j", task=task, known={b"abcdef": 7})
     assert jobs.parse_order(jobs.dump_order(sent)) == sent
 

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Self, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Self, final
 
 import typer
+from typing_extensions import override
 
-from gazette_platform.errors import GazetteError, JournalNotFound, ValidationError
+from gazette_platform.errors import GazetteError, JournalNotFound, ShardNotFound, ValidationError
 from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import LabelSelector, LabelSet, parse_duration
@@ -197,16 +198,45 @@ Names = Annotated[
 ]
 
 
-@final
+ShardSelector = Annotated[
+    str | None,
+    typer.Option(
+        "-l",
+        "--selector",
+        metavar="SELECTOR",
+        help="Labels of the shards, as in 'id in (shard-000, shard-001), env=dev, !private'.",
+    ),
+]
+"""An empty selector is one, and matches all."""
+
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="ID", show_default=False, help="Shards by their IDs, in place of a selector."
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The journals that a command line asked for."""
+
+    noun: ClassVar[str] = "journals"
+    label: ClassVar[str] = "name"
+    """That holds the name of each."""
+    called: ClassVar[str] = "names"
+    """The names, in errors."""
+    neither: ClassVar[str] = (
+        "name a journal, or give --selector (`gazctl journals list` shows all journals)"
+    )
+    """The error if neither names nor a selector are given."""
+    not_found: ClassVar[type[JournalNotFound | ShardNotFound]] = JournalNotFound
 
     selector: LabelSelector
     text: str
     """As the user wrote it, for errors."""
     names: tuple[str, ...] = ()
-    """Journals that have to exist, each."""
+    """Those that have to exist, each."""
 
     @classmethod
     def of(
@@ -215,40 +245,73 @@ class Selection:
         """What names and ``--selector`` say.
 
         Args:
-            is_needed: whether saying neither is an error; else it means all journals.
+            is_needed: whether saying neither is an error; else it means all.
 
         Raises: typer.BadParameter: both were given, or neither though it is needed.
-            ValidationError: the selector cannot be parsed.
+            ValidationError: the selector cannot be parsed, or a name is none.
         """
         if names and selector is not None:
-            raise typer.BadParameter("give names or --selector, and not both")
+            raise typer.BadParameter(f"give {cls.called} or --selector, and not both")
         if not names:
             if selector is None and is_needed:
-                raise typer.BadParameter(
-                    "name a journal, or give --selector (`gazctl journals list` shows all journals)"
-                )
+                raise typer.BadParameter(cls.neither)
             return cls(parse_selector(selector or ""), selector or "")
         labels = LabelSet()
         for name in sorted(set(names)):
-            if not name:
-                raise typer.BadParameter("the name of a journal is empty")
-            labels = labels.with_added("name", name, prefix=name.endswith("/"))
+            labels = labels.with_added(cls.label, name, prefix=cls._is_prefix(name))
         selected = LabelSelector(include=labels)
         selected.validate()
-        exact = tuple(name for name in names if not name.endswith("/"))
+        exact = tuple(name for name in names if not cls._is_prefix(name))
         return cls(selected, ", ".join(names), exact)
+
+    @classmethod
+    def _is_prefix(cls, name: str) -> bool:
+        """Whether a name means all below it. Raises: typer.BadParameter: it is empty."""
+        if not name:
+            raise typer.BadParameter("the name of a journal is empty")
+        return name.endswith("/")
 
     def check(self, found: Iterable[str]) -> None:
         """Check what was found for it.
 
-        Raises: JournalNotFound: a journal that was named is not there. ValidationError: nothing is.
+        Raises: JournalNotFound, ShardNotFound: one that was named does not exist. ValidationError: nothing was found.
         """
         known = set(found)
         missing = [name for name in self.names if name not in known]
         if missing:
-            raise JournalNotFound(journal=", ".join(missing))
+            raise self.not_found(journal=", ".join(missing))
         if not known:
-            raise no_match(self.text)
+            raise ValidationError(
+                f"no {self.noun} match the selector ({self.text}); {self._hint()}`gazctl {self.noun} list` shows the "
+                f"{self.noun} there are"
+            )
+
+    def _hint(self) -> str:
+        """What a person may have meant whose selector matches nothing: a name alone asks for a label of that name."""
+        is_name = "/" in self.text and not set(self.text) & set("=, !()")
+        return f"a journal is selected by its name as -l name={self.text}; " if is_name else ""
+
+
+@final
+class ShardSelection(Selection):
+    """The shards that a command line asked for."""
+
+    __slots__ = ()
+
+    noun = "shards"
+    label = "id"
+    called = "IDs"
+    neither = "Missing option '--selector', or IDs of shards"
+    not_found = ShardNotFound
+
+    @override
+    @classmethod
+    def _is_prefix(cls, name: str) -> bool:
+        return False
+
+    @override
+    def _hint(self) -> str:
+        return ""
 
 
 def parse_selector(text: str) -> LabelSelector:
@@ -263,14 +326,3 @@ def parse_selector(text: str) -> LabelSelector:
             f"{err} (write it as 'name:prefix=a/, env in (dev, test), !private')",
             path="--selector",
         ) from err
-
-
-def no_match(selector: str) -> ValidationError:
-    """The error of a command whose selector matches no journal."""
-    # Who writes a name alone asks for a label of that name.
-    is_name = "/" in selector and not set(selector) & set("=, !()")
-    hint = f"a journal is selected by its name as -l name={selector}; " if is_name else ""
-    return ValidationError(
-        f"no journals match the selector ({selector}); {hint}"
-        "`gazctl journals list` shows the journals there are"
-    )

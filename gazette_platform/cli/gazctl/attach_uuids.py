@@ -19,10 +19,7 @@ _ENCODING = ("utf-8", "surrogateescape")
 
 
 def attach_uuids(
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="FILE", help="Files to read; - or none is stdin."),
-    ] = None,
+    files: list[str] | None = None,
     *,
     template: Annotated[
         str,
@@ -32,12 +29,8 @@ def attach_uuids(
             show_default=r"'{{.UUID}},{{.Line}}\n'",
         ),
     ] = "{{.UUID}},{{.Line}}\n",
-    max_length: Annotated[
-        int, typer.Option("--max-length", min=1, help="Longest line, in bytes.")
-    ] = _LENGTH_MAX,
-    skip_header: Annotated[
-        bool, typer.Option("--skip-header", help="Leave out the first line of each file.")
-    ] = False,
+    max_length: Annotated[int, typer.Option(min=1)] = _LENGTH_MAX,
+    skip_header: bool = False,
 ) -> None:
     r"""Write the lines of files, each with a message UUID of its own.
 
@@ -51,6 +44,11 @@ def attach_uuids(
     gazctl attach-uuids events.jsonl --template $'{"uuid":"{{.UUID}}","event":{{.Line}}}\n'
 
     gazctl attach-uuids notes.txt --template '{{printf "%s %q\n" .UUID .Line}}'
+
+    Options:
+        FILE: Files to read; - or none is stdin.
+        --max-length: Longest line, in bytes.
+        --skip-header: Leave out the first line of each file.
     """
     write = _writer(template)
     uuids = _uuids()

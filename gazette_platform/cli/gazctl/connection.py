@@ -7,21 +7,21 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, TypeVar
 
 import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from gazette_platform.cli.gazctl.arguments import (
-    Selection,
-    parse_selector,
-    seconds_of,
-)
-from gazette_platform.cli.program import lazy_group, set_up_logging
+from gazette_platform.cli.commands import lazy_group, with_parameters
+from gazette_platform.cli.gazctl.arguments import Selection, ShardSelection, seconds_of
+from gazette_platform.cli.program import set_up_logging
 from gazette_platform.client import AsyncClient, ClientConfig, JournalListing, ListSnapshot
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops import platforms
+
+if TYPE_CHECKING:
+    from gazette_platform.consumer.client import ShardClient, ShardListing
 
 T = TypeVar("T")
 
@@ -194,19 +194,17 @@ def _connecting(*options: Mapping[str, inspect.Parameter]) -> Callable[..., None
         values["address"] = broker_address(ctx, values["address"])
         fields = [option.name for option in _OF_BROKERS.values()]
         zone, consumer = values["zone"], None
-        client = config_of("broker", zone=zone, **{name: values[name] for name in fields})
+        client = config_of("broker", zone, {name: values[name] for name in fields})
         if "consumer_address" in values:
             of_consumer = {name: values[f"consumer_{name}"] for name in fields}
-            consumer = config_of("consumer", zone=zone, **of_consumer)
+            consumer = config_of("consumer", zone, of_consumer)
         has_route_cache = values["cache_size"] > 0
         ctx.obj = Connection(client=client, has_route_cache=has_route_cache, consumer=consumer)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter("ctx", kind, annotation=typer.Context)]
     parameters += [option for some in options for option in some.values()]
-    connect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    connect.__annotations__ = {each.name: each.annotation for each in parameters}
-    return connect
+    return with_parameters(connect, parameters)
 
 
 def broker_address(ctx: typer.Context, address: str) -> str:
@@ -225,42 +223,27 @@ def broker_address(ctx: typer.Context, address: str) -> str:
 _OPTIONS: Final = {"route_cache_size": "cache.size", "route_cache_ttl_s": "cache.ttl"}
 
 
-def config_of(
-    group: str,
-    *,
-    address: str,
-    zone: str,
-    cert_file: str,
-    cert_key_file: str,
-    trusted_ca_file: str,
-    auth_keys: str,
-    auth_token: str,
-    cache_size: int,
-    cache_ttl: str,
-) -> ClientConfig:
-    """Return the config from the options of a group, which is ``broker`` or ``consumer``.
+def config_of(group: str, zone: str, values: Mapping[str, Any]) -> ClientConfig:
+    """Return the config from the options of a group.
+
+    Args:
+        group: ``broker`` or ``consumer``.
+        zone: of this process.
+        values: by option without its group, as ``cert_file``.
 
     Raises: ValidationError: names the option.
     """
-    _check_files(group, cert_file, cert_key_file, trusted_ca_file)
-    if not auth_token.isprintable() or not auth_token.isascii():
+    _check_files(group, values)
+    token = values["auth_token"]
+    if not token.isprintable() or not token.isascii():
         raise ValidationError(
             "has characters that no header may have, such as a line break; give the bare token",
             path=f"--{group}.auth-token",
         )
-    ttl_s = seconds_of(cache_ttl, f"--{group}.cache.ttl")
+    fields = {name: value for name, value in values.items() if not name.startswith("cache_")}
+    fields["route_cache_ttl_s"] = seconds_of(values["cache_ttl"], f"--{group}.cache.ttl")
     try:
-        return ClientConfig(
-            address=address,
-            zone=zone,
-            route_cache_size=cache_size,
-            route_cache_ttl_s=ttl_s,
-            cert_file=cert_file,
-            cert_key_file=cert_key_file,
-            trusted_ca_file=trusted_ca_file,
-            auth_keys=auth_keys,
-            auth_token=auth_token,
-        )
+        return ClientConfig(zone=zone, route_cache_size=values["cache_size"], **fields)
     except ValidationError as err:
         option = _OPTIONS.get(err.path, err.path.replace("_", "-"))
         raise ValidationError(err.message, path=f"--{group}.{option}") from err
@@ -273,18 +256,13 @@ connect_shards: Final = _connecting(_OF_PROCESS, _OF_CONSUMERS, _OF_BROKERS)
 """The callback of groups that ask consumers as well."""
 
 
-def _check_files(group: str, cert_file: str, cert_key_file: str, trusted_ca_file: str) -> None:
+def _check_files(group: str, values: Mapping[str, Any]) -> None:
     """Raises: ValidationError: a file is missing, or a certificate without its key."""
-    files = {
-        f"--{group}.cert-file": cert_file,
-        f"--{group}.cert-key-file": cert_key_file,
-        f"--{group}.trusted-ca-file": trusted_ca_file,
-    }
-    for option, file in files.items():
-        if file:
-            with opened(file, option):
+    for name in ("cert-file", "cert-key-file", "trusted-ca-file"):
+        if file := values[name.replace("-", "_")]:
+            with opened(file, f"--{group}.{name}"):
                 pass
-    if bool(cert_file) != bool(cert_key_file):
+    if bool(values["cert_file"]) != bool(values["cert_key_file"]):
         raise ValidationError(
             "go together; give both, or neither",
             path=f"--{group}.cert-file, --{group}.cert-key-file",
@@ -310,11 +288,7 @@ def connected(
     file_root: Path | None = None,
 ) -> T:
     """Run `work` with a client of the brokers in the options, on an event loop of its own."""
-    config: ClientConfig = ctx.find_object(Connection).client  # type: ignore[union-attr]
-    if file_root is not None:
-        if not file_root.is_dir():
-            raise ValidationError(f"is not a directory ({file_root})", path="--file-root")
-        config = replace(config, file_root=file_root)
+    config = _brokers(ctx, file_root)
 
     async def run() -> T:
         async with AsyncClient(config) as client:
@@ -323,14 +297,59 @@ def connected(
     return asyncio.run(run())
 
 
-async def matching(client: AsyncClient, selection: Selection | str) -> list[JournalListing]:
-    """The journals that were asked for, by name; of a text, those that match the selector.
+def connected_shards(
+    ctx: typer.Context,
+    work: "Callable[[ShardClient, AsyncClient], Awaitable[T]]",
+    *,
+    file_root: Path | None = None,
+) -> T:
+    """Run `work` with clients of the consumers and the brokers in the options, on an event loop of its own.
+
+    No connection is opened to either before it is asked.
+    """
+    from gazette_platform.consumer.client import ShardClient  # noqa: PLC0415  slow to import
+
+    consumer, config = _connection(ctx).consumer, _brokers(ctx, file_root)
+
+    async def run() -> T:
+        async with ShardClient(consumer) as shards, AsyncClient(config) as client:
+            return await work(shards, client)
+
+    return asyncio.run(run())
+
+
+def _connection(ctx: typer.Context) -> Connection:
+    found = ctx.find_object(Connection)
+    assert found is not None  # the group's callback has made it
+    return found
+
+
+def _brokers(ctx: typer.Context, file_root: Path | None) -> ClientConfig:
+    """The brokers to call. Raises: ValidationError: there is no such `file_root`."""
+    config = _connection(ctx).client
+    if file_root is None:
+        return config
+    if not file_root.is_dir():
+        raise ValidationError(f"is not a directory ({file_root})", path="--file-root")
+    return replace(config, file_root=file_root)
+
+
+async def matching(client: AsyncClient, selection: Selection) -> list[JournalListing]:
+    """The journals that were asked for, by name.
 
     Raises: ValidationError: none does; a command that changes things then has nothing to do.
         JournalNotFound: one that was named is not there.
     """
-    if isinstance(selection, str):
-        selection = Selection(parse_selector(selection), selection)
     snapshot: ListSnapshot = await client.list_snapshot(selection.selector)
     selection.check(journal.name for journal in snapshot)
     return list(snapshot.journals)
+
+
+async def matching_shards(client: "ShardClient", selection: ShardSelection) -> "list[ShardListing]":
+    """The shards that were asked for, by ID.
+
+    Raises: as `matching`, with ShardNotFound.
+    """
+    snapshot = await client.list(selection.selector)
+    selection.check(each.id for each in snapshot)
+    return list(snapshot.shards)

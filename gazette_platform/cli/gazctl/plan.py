@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
-_STALE_MAX: Final = 3
+_TEXTS_MAX: Final = 3
 _DIFFS_MAX: Final = 3
 _NAMES_MAX: Final = 20
 
@@ -167,5 +167,14 @@ def stale(wanted: Sequence[Wanted[S]], found: Mapping[str, Found[S]], *, group: 
             continue
         is_at = f"is at revision {at}" if at else "does not exist"
         told.append(f"{each.name} {is_at}, and the specs expect revision {each.revision}")
-    more = f"; and {len(told) - _STALE_MAX} more" if len(told) > _STALE_MAX else ""
-    return "; ".join(told[:_STALE_MAX]) + more
+    return some_of(told)
+
+
+def some_of(texts: Sequence[str]) -> str:
+    """Join the first texts, and count the others: beyond so many, one finds out from the first ones.
+
+    >>> some_of(["a", "b", "c", "d"])
+    'a; b; c; and 1 more'
+    """
+    more = f"; and {len(texts) - _TEXTS_MAX} more" if len(texts) > _TEXTS_MAX else ""
+    return "; ".join(texts[:_TEXTS_MAX]) + more

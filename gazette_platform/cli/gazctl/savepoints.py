@@ -1,7 +1,6 @@
 """`gazctl savepoints`: offsets of journals under names."""
 
-import enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,38 +12,23 @@ from gazette_platform.client import AsyncClient, Savepoint
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the savepoint.")]
 
 
-class SavepointFormat(enum.StrEnum):
-    """Formats of savepoints."""
-
-    TABLE = "table"
-    JSON = "json"
+SavepointFormat = Literal["table", "json"]
+"""Formats of savepoints."""
 
 
 _Output = Annotated[SavepointFormat, typer.Option("-o", "--format", help="Output format.")]
 
 
-def create(
-    ctx: typer.Context,
-    name: _Name,
-    *,
-    selector: Annotated[
-        str,
-        typer.Option(
-            "-l",
-            "--selector",
-            metavar="SELECTOR",
-            help="Labels of the journals whose write heads are kept; default: all.",
-        ),
-    ] = "",
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the savepoint of that name.")
-    ] = False,
-) -> None:
+def create(ctx: typer.Context, name: _Name, *, selector: str = "", replace: bool = False) -> None:
     """Keep the write heads of journals under a name: where to begin reading again.
 
     **Example**
 
     gazctl savepoints create before-backfill -l name:prefix=flights/
+
+    Options:
+        -l, --selector SELECTOR: Labels of the journals whose write heads are kept; default: all.
+        --replace: Replace the savepoint of that name.
     """
 
     async def work(client: AsyncClient) -> None:
@@ -54,24 +38,20 @@ def create(
     connected(ctx, work)
 
 
-def list_savepoints(
-    ctx: typer.Context,
-    *,
-    prefix: Annotated[
-        str, typer.Option("--prefix", help="Only those whose names begin with it.")
-    ] = "",
-    output: _Output = SavepointFormat.TABLE,
-) -> None:
+def list_savepoints(ctx: typer.Context, *, prefix: str = "", output: _Output = "table") -> None:
     """List savepoints.
 
     **Example**
 
     gazctl savepoints list --prefix nightly/
+
+    Options:
+        --prefix: Only those whose names begin with it.
     """
 
     async def work(client: AsyncClient) -> None:
         found = await client.list_savepoints(prefix)
-        if output is SavepointFormat.JSON:
+        if output == "json":
             for savepoint in found:
                 print_json(_summary(savepoint))
         else:
@@ -81,7 +61,7 @@ def list_savepoints(
     connected(ctx, work)
 
 
-def get(ctx: typer.Context, name: _Name, *, output: _Output = SavepointFormat.JSON) -> None:
+def get(ctx: typer.Context, name: _Name, *, output: _Output = "json") -> None:
     """Print the offsets of a savepoint.
 
     As JSON they are what `gazctl journals read --offsets` takes. Entries such as `a/journal#created` say which journal
@@ -94,7 +74,7 @@ def get(ctx: typer.Context, name: _Name, *, output: _Output = SavepointFormat.JS
 
     async def work(client: AsyncClient) -> None:
         savepoint = await client.get_savepoint(name)
-        if output is SavepointFormat.JSON:
+        if output == "json":
             print_json(savepoint.places, indent=True)
         else:
             rows = [(journal, str(offset)) for journal, offset in savepoint.offsets.items()]

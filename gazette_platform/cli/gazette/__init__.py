@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from gazette_platform.cli.commands import lazy_group
 from gazette_platform.cli.errors import EXIT_FAILED, run
-from gazette_platform.cli.program import Version, apply_ini, lazy_group
+from gazette_platform.cli.program import Version, apply_ini
 from gazette_platform.errors import GazetteError
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from gazette_platform.cli.gazette.root import remember
 from gazette_platform.client import AsyncClient, ClientConfig, lines
 from gazette_platform.errors import LakeError, SetupError
 from gazette_platform.lake.engines.spark import running_session
@@ -31,8 +30,7 @@ from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.platform import tools
-from gazette_platform.platform.board import Board, address_table
-from gazette_platform.platform.control import start_detached, stop_platform
+from gazette_platform.platform.control import Board, address_table, start_detached, stop_platform
 from gazette_platform.platform.flights import FLIGHTS, Flight, journal_of, load_flights
 from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.platform.platform import PlatformOptions, environment_of, install_tools
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import SparkSession
-
 
 # Flights that are handed to the writer at a time; it makes appends of them as fast as they commit.
 _GROUP = 500
@@ -98,12 +95,15 @@ class Report:
         )
 
 
-def run(*, root: Path | None, keep: bool, store: str = "") -> int:
+def run(
+    *, root: Path | None, keep: bool, remember: Callable[[PlatformDir], None], store: str = ""
+) -> int:
     """Run the demo.
 
     Args:
         root: folder of the platform; None makes one, and removes it unless `keep`.
         keep: leave the platform running.
+        remember: lets later commands find the platform, if it stays.
         store: of fragments and tables; see `PlatformOptions`.
 
     Returns: the exit code: 0 if all counts agree.

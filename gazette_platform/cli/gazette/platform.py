@@ -1,8 +1,9 @@
-"""Commands of `gazette` that install, start, show and stop a platform on one machine, and the demo."""
+"""Commands of `gazette` that install, start, show and stop a platform on one machine, the folder of it, and the demo."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -13,14 +14,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gazette_platform.cli.gazette.root import NewRoot, Root, existing, folder_of, new_root, remember
 from gazette_platform.errors import SetupError, ValidationError
+from gazette_platform.ops import platforms
 
 if TYPE_CHECKING:
-    from gazette_platform.platform.board import Board
+    from gazette_platform.platform.control import Board
     from gazette_platform.platform.layout import Endpoints, PlatformDir
     from gazette_platform.platform.platform import PlatformOptions
-
 
 _LOG_LINES = 20
 
@@ -39,58 +39,17 @@ Store = Annotated[
 
 def up(  # noqa: PLR0917  options are named
     root: NewRoot = None,
-    brokers: Annotated[int, typer.Option(help="Number of broker processes.")] = 1,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Components to leave out, separated by commas: metastore, trino, dagster, broker, typed.",
-        ),
-    ] = None,
-    port: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=PORT", help="Fix a port, as trino=8080. Repeatable."),
-    ] = None,
-    definitions: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Python file with your own Dagster assets. Repeatable."),
-    ] = None,
+    brokers: int = 1,
+    without: list[str] | None = None,
+    port: list[str] | None = None,
+    definitions: list[Path] | None = None,
     store: Store = "",
-    metastore: Annotated[
-        str,
-        typer.Option(
-            metavar="URI",
-            help="Your own Hive Metastore, thrift://HOST:PORT, instead of the platform's.",
-        ),
-    ] = "",
-    trino: Annotated[
-        str,
-        typer.Option(
-            metavar="URI",
-            help="Your own Trino, http(s)://HOST:PORT, instead of the platform's. GAZETTE_TRINO_USER and others "
-            "set the login.",
-        ),
-    ] = "",
-    catalog: Annotated[
-        str,
-        typer.Option(
-            metavar="URI",
-            envvar="GAZETTE_ICEBERG_CATALOG",
-            help="Catalog of typed tables, instead of the metastore: https://… of an Iceberg REST server, or "
-            "postgresql://USER@HOST/DATABASE. GAZETTE_ICEBERG_TOKEN and others set the login.",
-        ),
-    ] = "",
+    metastore: str = "",
+    trino: str = "",
+    catalog: Annotated[str, typer.Option(envvar="GAZETTE_ICEBERG_CATALOG")] = "",
     *,
-    light: Annotated[
-        bool, typer.Option("--light", help="Start only etcd and brokers; ready in seconds.")
-    ] = False,
-    detach: Annotated[
-        bool,
-        typer.Option(
-            "--detach/--foreground",
-            help="Return when all is ready; or stay until interrupted, and then stop the platform.",
-        ),
-    ] = True,
+    light: bool = False,
+    detach: bool = True,
 ) -> None:
     """Start a platform on this machine: etcd, brokers, Hive Metastore, Trino and Dagster.
 
@@ -117,8 +76,21 @@ def up(  # noqa: PLR0917  options are named
     gazette up --root ~/platform --metastore thrift://hms:9083 --trino https://trino:8443
 
     gazette up --root ~/platform --catalog postgresql://iceberg@db/catalogs
+
+    Options:
+        --brokers: Number of broker processes.
+        --without NAMES: Components to leave out, separated by commas: metastore, trino, dagster, broker, typed.
+        --port NAME=PORT: Fix a port, as trino=8080. Repeatable.
+        --definitions FILE: Python file with your own Dagster assets. Repeatable.
+        --metastore URI: Your own Hive Metastore, thrift://HOST:PORT, instead of the platform's.
+        --trino URI: Your own Trino, http(s)://HOST:PORT, instead of the platform's. GAZETTE_TRINO_USER and others set
+            the login.
+        --catalog URI: Catalog of typed tables, instead of the metastore: https://… of an Iceberg REST server, or
+            postgresql://USER@HOST/DATABASE. GAZETTE_ICEBERG_TOKEN and others set the login.
+        --light: Start only etcd and brokers; ready in seconds.
+        --detach/--foreground: Return when all is ready; or stay until interrupted, and then stop the platform.
     """
-    from gazette_platform.platform.board import Board  # noqa: PLC0415  an extra
+    from gazette_platform.platform.control import Board  # noqa: PLC0415  an extra
     from gazette_platform.platform.platform import check_extras  # noqa: PLC0415
     from gazette_platform.platform.supervisor import ComponentFailed  # noqa: PLC0415
 
@@ -232,8 +204,7 @@ def down(root: Root = None) -> None:
 
     gazette down --root ~/platform
     """
-    from gazette_platform.platform.board import Board  # noqa: PLC0415
-    from gazette_platform.platform.control import stop_platform  # noqa: PLC0415
+    from gazette_platform.platform.control import Board, stop_platform  # noqa: PLC0415
 
     layout = existing(root)
     with Board() as board:
@@ -242,13 +213,7 @@ def down(root: Root = None) -> None:
         print(f"nothing runs in {layout.root}")
 
 
-def status(
-    root: Root = None,
-    *,
-    output: Annotated[
-        str, typer.Option("-o", "--format", help="Output format: table or json.")
-    ] = "table",
-) -> None:
+def status(root: Root = None, *, output: str = "table") -> None:
     """Show the components of a platform. Exits with 1 unless all are ready.
 
     **Examples**
@@ -256,6 +221,9 @@ def status(
     gazette status
 
     gazette status --root ~/platform -o json
+
+    Options:
+        -o, --format: Output format: table or json.
     """
     from gazette_platform.platform.control import platform_state  # noqa: PLC0415
 
@@ -295,17 +263,7 @@ def status(
 
 
 def logs(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="COMPONENT", help="Component, as gazette status names it. Default: all."
-        ),
-    ] = "",
-    root: Root = None,
-    *,
-    lines: Annotated[
-        int, typer.Option("-n", "--lines", min=1, help="Most lines of each log.")
-    ] = 20,
+    name: str = "", root: Root = None, *, lines: Annotated[int, typer.Option(min=1)] = 20
 ) -> None:
     """Show the last lines of a platform's logs.
 
@@ -314,6 +272,10 @@ def logs(
     gazette logs
 
     gazette logs broker-1 -n 100
+
+    Options:
+        COMPONENT: Component, as gazette status names it. Default: all.
+        -n, --lines: Most lines of each log.
     """
     from gazette_platform.platform.process import log_tail  # noqa: PLC0415
 
@@ -363,18 +325,10 @@ def install() -> None:
 
 
 def demo(
-    root: Annotated[
-        Path | None,
-        typer.Option(
-            "--root",
-            metavar="DIR",
-            parser=folder_of,
-            help="Folder of the platform. Default: a temporary one.",
-        ),
-    ] = None,
+    root: Annotated[Path | None, typer.Option(parser=folder_of)] = None,
     store: Store = "",
     *,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the platform running.")] = False,
+    keep: bool = False,
 ) -> None:
     """Publish 336,776 real flights, and query them in Trino and Spark.
 
@@ -386,6 +340,10 @@ def demo(
     gazette demo --keep --root ~/demo
 
     gazette demo --store s3
+
+    Options:
+        --root DIR: Folder of the platform. Default: a temporary one.
+        --keep: Leave the platform running.
     """
     try:
         from gazette_platform.cli.gazette import demo as content  # noqa: PLC0415  needs every extra
@@ -395,6 +353,83 @@ def demo(
             "(install every extra: pip install 'gazette-platform[all]')"
         ) from err
 
-    code = content.run(root=root, keep=keep, store=store)
+    code = content.run(root=root, keep=keep, remember=remember, store=store)
     if code:
         raise typer.Exit(code)
+
+
+def folder_of(text: str | Path) -> Path:
+    """Return the folder that an option names. Raises: typer.BadParameter: none."""
+    if not str(text):
+        # An unset variable of a shell: it must not make a platform of the current folder.
+        raise typer.BadParameter("is empty: name a folder, or . for the current one")
+    return Path(text)
+
+
+NewRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--root",
+        metavar="DIR",
+        parser=folder_of,
+        show_default=False,
+        help="Folder of the platform, created if missing. Default: ./.gazette if it exists, else "
+        "~/.local/share/gazette.",
+    ),
+]
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        "--root",
+        metavar="DIR",
+        parser=folder_of,
+        show_default=False,
+        help="Folder of the platform. Default: the one that runs, or ran last.",
+    ),
+]
+
+
+def new_root(given: Path | None) -> PlatformDir:
+    """Return the folder that a platform is started in."""
+    from gazette_platform.platform.layout import PlatformDir  # noqa: PLC0415  an extra
+
+    layout = PlatformDir.at(given or platforms.default_root(os.environ))
+    if given is None:
+        platforms.say_once(f"the platform is in {platforms.short(layout.root)}")
+    return layout
+
+
+def existing(given: Path | None) -> PlatformDir:
+    """Return the folder of a platform that was started before; without a flag, say which one it is.
+
+    Raises: SetupError: there is none.
+    """
+    from gazette_platform.platform.layout import PlatformDir  # noqa: PLC0415  an extra
+
+    if given is None:
+        chosen = platforms.find(os.environ)
+        if chosen.root is None:
+            raise SetupError(
+                "no platform was started yet (start one with `gazette up --light`, or name its folder "
+                "with --root)"
+            )
+        platforms.say_once(chosen.note())
+        given = chosen.root
+    layout = PlatformDir.at(given)
+    if not layout.root.is_dir():
+        raise SetupError(
+            f"there is no folder {layout.root} (start a platform there with "
+            f"`gazette up --root {layout.root}`)"
+        )
+    return layout
+
+
+def remember(layout: PlatformDir) -> None:
+    """Let later commands find a platform by themselves."""
+    try:
+        platforms.remember(layout.root, os.environ)
+    except OSError as error:
+        print(
+            f"later commands need --root {layout.root}: cannot remember it: {error}",
+            file=sys.stderr,
+        )

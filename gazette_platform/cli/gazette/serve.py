@@ -1,12 +1,22 @@
-"""`gazette serve` and `print-config`, and their options."""
+"""`gazette serve` and `print-config`: a broker, or several on this machine under a supervisor, and their options.
+
+Each of several brokers is a process of its own. It reads its settings from its standard input, so that no key shows in the
+list of processes: ``python -m gazette_platform.cli.gazette.serve NAME``.
+"""
 
 from __future__ import annotations
 
+import pickle
+import random
+import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from gazette_platform.broker.config import BrokerConfig, FsyncMode, process_count
+import typer
+
+from gazette_platform.broker.config import BrokerConfig, FsyncMode, configs_of, process_count
+from gazette_platform.cli import errors
 from gazette_platform.cli.options import (
     ListenAddress,
     ProcessOption,
@@ -18,11 +28,15 @@ from gazette_platform.cli.options import (
 from gazette_platform.cli.program import render_ini, set_up_logging
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.process import usable_cores
+from gazette_platform.serving.members.line import SupervisorLine
+from gazette_platform.serving.process import random_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-_BROKER = ServerOptions(BrokerConfig, "broker")
+_BROKER = ServerOptions(
+    BrokerConfig, "broker", "other brokers", "serves the gRPC port and calls peers"
+)
 
 SERVE_OPTIONS = (
     *_BROKER.address(
@@ -43,7 +57,7 @@ SERVE_OPTIONS = (
         BrokerConfig,
         "1",
     ),
-    *_BROKER.security("other brokers"),
+    *_BROKER.security(),
     _BROKER.own(
         "allow-origin",
         list,
@@ -72,7 +86,7 @@ SERVE_OPTIONS = (
         "When to sync appended bytes to the disk: at each commit, before the broker acknowledges it; every "
         "second; or never. They survive the end of the process in any case.",
     ),
-    _BROKER.wire("serves the gRPC port and calls peers"),
+    *_BROKER.shared("wire"),
     _BROKER.own("limit", int, "Most journals to assign to this broker.", "journal_limit"),
     _BROKER.own(
         "max-append-rate",
@@ -81,27 +95,24 @@ SERVE_OPTIONS = (
     ),
     _BROKER.own("min-append-rate", int, "Bytes per second that an appending client must sustain."),
     _BROKER.own("max-replication", int, "Cap on the replication of journals."),
-    _BROKER.recv_size(),
-    _BROKER.watch_delay(),
+    *_BROKER.shared("max-grpc-recv-size", "watch-delay"),
     _BROKER.own(
         "append-wait",
         float,
         "How long an append waits for its journal to become writable, and a read for the first "
         "listing of its stores; 0s fails at once.",
-        "append_wait_s",
     ),
     _BROKER.own(
         "auto-suspend",
         bool,
         "Suspend journals that had no appends for 15 minutes, once the store holds all of their bytes.",
     ),
-    _BROKER.drain_timeout(),
+    *_BROKER.shared("drain-timeout"),
     _BROKER.own(
         "evict-after",
         float,
         "How long a broker's address must refuse connections from two brokers in different zones, until the "
         "broker counts as crashed and loses its lease; 0s waits for the lease to end.",
-        "evict_after_s",
     ),
     *_BROKER.etcd(),
     _BROKER.of("etcd.prefix", str, "Path under which the cluster keeps keys."),
@@ -154,8 +165,6 @@ def _serve(values: dict[str, Any]) -> None:
         if folder is not None:
             _check_writable(folder, f"broker.{name}")
     if count > 1:
-        from gazette_platform.cli.gazette.processes import serve_processes  # noqa: PLC0415
-
         serve_processes(
             config, count, log_level=values["log.level"], log_format=values["log.format"]
         )
@@ -191,3 +200,58 @@ def _print_config(values: dict[str, Any]) -> None:
 
 serve = with_options(SERVE_OPTIONS, _serve)
 print_config = with_options(SERVE_OPTIONS, _print_config)
+
+
+_MEMBER: Final = (sys.executable, "-m", "gazette_platform.cli.gazette.serve")
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+def serve_processes(config: BrokerConfig, count: int, *, log_level: str, log_format: str) -> None:
+    """Run several brokers until SIGTERM or SIGINT.
+
+    Raises: GazetteError: one could not start, or did not leave as it should.
+    """
+    from gazette_platform.serving.members.supervisor import (  # noqa: PLC0415  one broker needs none
+        Member,
+        Supervision,
+        Supervisor,
+    )
+    from gazette_platform.serving.process import run_server  # noqa: PLC0415
+
+    if config.debug_port is None:
+        raise ValidationError(
+            "several processes need --debug.port, which serves readiness and metrics of all of them",
+            path="broker.processes",
+        )
+    configs = configs_of(config, count, fallback_id=random_id(random.Random()))  # noqa: S311  no secret
+    plan = Supervision(
+        members=[
+            Member(found.id, pickle.dumps((found, log_level, log_format))) for found in configs
+        ],
+        command=_MEMBER,
+        is_json=log_format == "json",
+        host=config.http_host,
+        port=config.debug_port,
+    )
+    run_server(lambda: Supervisor(plan), flag="broker.drain-timeout")
+
+
+@app.command()
+def _member(_name: Annotated[str, typer.Argument(help="For the list of processes.")]) -> None:
+    line = SupervisorLine.on_stdin()
+    task = pickle.loads(line.read_task())  # noqa: S301  our parent wrote it
+    config, log_level, log_format = task
+    set_up_logging(log_level, log_format)
+    from gazette_platform.broker.main import run  # noqa: PLC0415  as late as a lone broker does
+
+    run(config, line)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one member. Returns: the exit code."""
+    return errors.run(app, "gazette", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

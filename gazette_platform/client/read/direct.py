@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 from urllib.parse import unquote, urlsplit
 
-from gazette_platform.client.read.plan import choose_next
+from gazette_platform.client.read.extents import choose_next
 from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.errors import GazetteError, ObjectNotFound, StoreError, StoreUnavailable
 from gazette_platform.ops.tasks import TaskGroup

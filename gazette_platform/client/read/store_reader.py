@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, final
 
 from gazette_platform.client.read.direct import DirectRead
-from gazette_platform.client.read.plan import POLL_S_MIN, StorePlan, next_poll_s
+from gazette_platform.client.read.extents import POLL_S_MIN, StorePlan, next_poll_s
 from gazette_platform.client.read_ahead import READ_AHEAD_BYTES_MAX, FragmentStream, ReadAhead
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import JournalReplaced, OffsetJump, StoreError, ValidationError

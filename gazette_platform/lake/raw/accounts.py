@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import partition_name
+from gazette_platform.lake.raw.overlaps import in_time, overlapping, walk_outward
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.raw.tables import LAYOUT
-from gazette_platform.lake.reading.segments import in_time, overlapping, walk_outward
 from gazette_platform.lake.spec.layout import (
     Layout,
     journal_values,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, StoreError, ValidationError
+from gazette_platform.lake.raw.overlaps import lowered
 from gazette_platform.lake.raw.planning import JournalCursor, Page
-from gazette_platform.lake.reading.segments import lowered
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.spec.unfit import UnfitFragment
 from gazette_platform.protocol import is_another, learned
+from gazette_platform.protocol.ranges import merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -252,7 +253,7 @@ class PartitionState:
         added = replace(
             self,
             journal=journal,
-            ranges=_merged((*self.ranges, (begin, end))),
+            ranges=tuple(merge_ranges((*self.ranges, (begin, end)))),
             # Fragments and bytes are sums and not unions: the difference to the ranges is what
             # `overlap_bytes` reports.
             fragments=self.fragments + 1,
@@ -376,7 +377,7 @@ class PartitionState:
             known = None if rows is None else max(0, known - rows)
         reduced = replace(
             self,
-            ranges=_merged(tuple(kept)),
+            ranges=tuple(merge_ranges(kept)),
             # Never negative: accounts that a former release counted wrongly must not make a repair
             # fail.
             fragments=max(0, self.fragments - 1),
@@ -463,15 +464,3 @@ def _in_parts(text: str) -> dict[str, str]:
         _STATE: json.dumps({"version": _VERSION_IN_PARTS, "parts": len(parts)}),
         **{f"{_STATE}.{number}": part for number, part in enumerate(parts, 1)},
     }
-
-
-def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        # Adjacent ranges merge, so the account of an hour without gaps is one pair, however many
-        # fragments it has.
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
-    return tuple(merged)

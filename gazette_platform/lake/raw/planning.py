@@ -22,6 +22,7 @@ from gazette_platform.errors import GazetteError, LakeError, ValidationError
 from gazette_platform.lake.raw.set_aside import home_directory
 from gazette_platform.lake.spec.layout import Layout, PartitionColumn, StoreRoots, partition_key
 from gazette_platform.protocol import CompressionCodec, Fragment
+from gazette_platform.protocol.ranges import subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -362,12 +363,12 @@ def advance(
     awaited = [*cursor.holes, *([(cursor.offset, offset)] if offset > cursor.offset else [])]
     # Everything between the former and the new offset is awaited until something registers it or
     # gives it up.
-    left = subtract(awaited, done)
+    left = subtract_ranges(awaited, done)
     listed = [(f.begin, f.end) for page in pages for f in page.fragments]
     gaps = [gap for page in pages for gap in _given_up(page, now_s - JUMP_AGE_S)]
     # Give up only what no listing shows: a fragment that is listed and refused stays awaited,
     # however old it is.
-    left = subtract(left, subtract(gaps, listed))
+    left = subtract_ranges(left, subtract_ranges(gaps, listed))
     # Where content is kept for a shorter time, what follows a hole is pruned before it is that old.
     left = [hole for hole in left if not any(page.is_behind(hole) for page in pages)]
     last = _last(cursor, offset, pages, done)
@@ -424,37 +425,6 @@ def _stored_at(
         if (f.begin, f.end) == (last, offset) and f.backing_store and f.mod_time
     ]
     return min(times, default=None)
-
-
-def subtract(ranges: Iterable[_Range], taken: Iterable[_Range]) -> list[_Range]:
-    """Bytes of `ranges` that are in none of `taken`: disjoint, merged, ascending.
-
-    >>> subtract([(0, 10), (10, 20)], [(3, 5), (18, 30)])
-    [(0, 3), (5, 18)]
-    """
-    left: list[_Range] = []
-    removed = sorted(taken)
-    for begin, end in sorted(ranges):
-        at = begin
-        if left:
-            at = max(at, left[-1][1])
-        for low, high in removed:
-            if high <= at:
-                continue
-            if low >= end:
-                break
-            if low > at:
-                left.append((at, low))
-            at = max(at, high)
-        if at < end:
-            left.append((at, end))
-    merged: list[_Range] = []
-    for begin, end in left:
-        if merged and begin == merged[-1][1]:
-            merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((begin, end))
-    return merged
 
 
 def bounded(holes: Sequence[_Range], count_max: int = HOLES_MAX) -> tuple[_Range, ...]:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
+from gazette_platform.lake.raw.overlaps import Span, chain
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor, directory_of
 from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN, FragmentContent
-from gazette_platform.lake.reading.segments import Span, chain
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import PartitionColumn, partition_key
 from gazette_platform.protocol import parse_fragment_path

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.protocol import is_another
+from gazette_platform.protocol.ranges import merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -106,7 +107,7 @@ class Covers:
                 for seen in parts.values():
                     if seen.journal:
                         found.setdefault(seen.journal, []).extend(seen.ranges)
-        return {journal: merged_ranges(found[journal]) for journal in sorted(found)}
+        return {journal: merge_ranges(found[journal]) for journal in sorted(found)}
 
     def dump(self) -> str:
         """The covers as text; equal covers have equal texts."""
@@ -139,21 +140,6 @@ class Covers:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise LakeError(f"what the rollup covers cannot be read: {text[:80]!r}") from err
-
-
-def merged_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same offsets in the fewest ranges, ascending.
-
-    >>> merged_ranges([(5, 9), (0, 3), (3, 5), (20, 30)])
-    [(0, 9), (20, 30)]
-    """
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
-    return merged
 
 
 def _parts_to_json(parts: Mapping[str, Mapping[str, Seen]]) -> dict[str, dict[str, list[Any]]]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.raw.planning import subtract
 from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
+from gazette_platform.protocol.ranges import subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -250,9 +250,9 @@ def _is_held(name: str, by_name: Mapping[str, Seen], now: Mapping[str, Seen]) ->
         and other in now
         and seen.is_of_journal(now[other])
         and here.is_of_journal(now[other])
-        for held in subtract(seen.ranges, subtract(seen.ranges, now[other].ranges))
+        for held in subtract_ranges(seen.ranges, subtract_ranges(seen.ranges, now[other].ranges))
     ]
-    return not subtract(subtract(former.ranges, here.ranges), elsewhere)
+    return not subtract_ranges(subtract_ranges(former.ranges, here.ranges), elsewhere)
 
 
 def _is_more(former: SliceCover, parts: Mapping[str, Mapping[str, Seen]] | None) -> bool:

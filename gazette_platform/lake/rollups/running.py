@@ -35,7 +35,7 @@ from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.raw.views import VIEW_OF, excluded_digests
 from gazette_platform.lake.rollups.commit import Commit, Committed, commit
-from gazette_platform.lake.rollups.covers import Seen, merged_ranges
+from gazette_platform.lake.rollups.covers import Seen
 from gazette_platform.lake.rollups.engines import SourceTable, StagingTable
 from gazette_platform.lake.rollups.planning import (
     Plan,
@@ -51,6 +51,7 @@ from gazette_platform.lake.rollups.stored_covers import covers_path, read_covers
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import parse_fragment_path
+from gazette_platform.protocol.ranges import merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -241,7 +242,7 @@ def _look(tables: IcebergTables, location: str, seen: Seen) -> tuple[bool, bool]
     """Whether all content of a part is in its files, and whether none is."""
     # By offsets and not by names: a covered file may have been moved aside, and others hold its
     # bytes.
-    held = merged_ranges(_spans(tables, location, seen.journal))
+    held = merge_ranges(_spans(tables, location, seen.journal))
     is_whole = all(any(b <= begin and end <= e for b, e in held) for begin, end in seen.ranges)
     is_away = not any(b < end and begin < e for b, e in held for begin, end in seen.ranges)
     return is_whole, is_away

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.errors import SetupError
-from gazette_platform.platform.jvm import Jvm, root_cause
 from gazette_platform.platform.layout import package_data, pyspark_jars
+from gazette_platform.platform.process import Jvm, root_cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

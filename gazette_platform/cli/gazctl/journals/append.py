@@ -3,12 +3,11 @@
 import asyncio
 import base64
 import binascii
-import enum
 import random
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, Literal, final
 
 import typer
 
@@ -17,6 +16,7 @@ from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.output import note
 from gazette_platform.client import AppendWriter, AsyncClient, JournalListing
 from gazette_platform.errors import DataError, JournalNotFound, ValidationError
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from gazette_platform.cli.gazctl.journals.append_input import AppendInput
@@ -27,93 +27,26 @@ _KEY_BYTES_SHOWN = 80
 _LINES = frozenset({"application/x-ndjson", "text/csv"})
 
 
-class Framing(enum.StrEnum):
-    """How the input is cut into records."""
-
-    NONE = "none"
-    LINES = "lines"
-    FIXED = "fixed"
-    JSON_ARRAY = "json-array"
+Framing = Literal["none", "lines", "fixed", "json-array"]
+"""How the input is cut into records."""
 
 
-class Mapping(enum.StrEnum):
-    """How the journal of a record is chosen."""
-
-    RANDOM = "random"
-    MODULO = "modulo"
-    RENDEZVOUS = "rendezvous"
-    DIRECT = "direct"
+Mapping = Literal["random", "modulo", "rendezvous", "direct"]
+"""How the journal of a record is chosen."""
 
 
 def append(
     ctx: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            show_default=False,
-            autocompletion=complete_names,
-            help="Journal, in place of a selector.",
-        ),
-    ] = None,
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="FILE",
-            show_default=False,
-            help="What to append, one file after the other; none, or -, is stdin.",
-        ),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(autocompletion=complete_names)] = None,
+    files: list[str] | None = None,
     *,
     selector: SelectorOrNames = None,
-    input_file: Annotated[
-        str | None,
-        typer.Option(
-            "-i",
-            "--input",
-            metavar="FILE",
-            show_default=False,
-            help="A file, as Gazette's tools take it.",
-        ),
-    ] = None,
-    framing: Annotated[
-        Framing,
-        typer.Option(
-            "-f",
-            "--framing",
-            help="none: all input is one atomic append. lines: each line is one. "
-            "fixed: each frame of magic bytes, length and body is one. json-array: each element of an array, or "
-            "each of several JSON values, also pretty-printed, becomes a line.",
-        ),
-    ] = Framing.NONE,
-    mapping: Annotated[
-        Mapping,
-        typer.Option(
-            "-m",
-            "--mapping",
-            help="random: any journal that matches. modulo, rendezvous: by the hash of a key, the "
-            "record before each record. direct: the record before each is its journal's name.",
-        ),
-    ] = Mapping.RANDOM,
-    is_base64: Annotated[
-        bool, typer.Option("--base64", help="Keys of framing 'lines' are base64.")
-    ] = False,
-    decompress: Annotated[
-        bool,
-        typer.Option(
-            "--decompress",
-            help="Decompress gzip, zstd, bzip2, xz, or the one file of a zip archive.",
-        ),
-    ] = False,
-    encoding: Annotated[
-        str,
-        typer.Option(
-            "--encoding",
-            metavar="NAME",
-            show_default=False,
-            help="Encoding of the input, such as utf-16 or windows-1252, which becomes UTF-8.",
-        ),
-    ] = "",
+    input_file: str | None = None,
+    framing: Framing = "none",
+    mapping: Mapping = "random",
+    is_base64: bool = False,
+    decompress: bool = False,
+    encoding: str = "",
 ) -> None:
     """Append files or stdin to a journal, or to one of several.
 
@@ -133,6 +66,19 @@ def append(
     gazctl journals append -l name:prefix=a/ --framing lines events.jsonl
 
     gazctl journals append -l name:prefix=a/ -f lines -m modulo -i keys-and-records.txt
+
+    Options:
+        NAME: Journal, in place of a selector.
+        FILE: What to append, one file after the other; none, or -, is stdin.
+        -i, --input FILE: A file, as Gazette's tools take it.
+        -f, --framing: none: all input is one atomic append. lines: each line is one. fixed: each frame of magic
+            bytes, length and body is one. json-array: each element of an array, or each of several JSON values, also
+            pretty-printed, becomes a line.
+        -m, --mapping: random: any journal that matches. modulo, rendezvous: by the hash of a key, the record before
+            each record. direct: the record before each is its journal's name.
+        --base64: Keys of framing 'lines' are base64.
+        --decompress: Decompress gzip, zstd, bzip2, xz, or the one file of a zip archive.
+        --encoding NAME: Encoding of the input, such as utf-16 or windows-1252, which becomes UTF-8.
     """
     if selector is not None and name is not None:
         files = [name, *(files or [])]
@@ -141,9 +87,9 @@ def append(
     selection = Selection.of([name] if name is not None else None, selector)
     if files and input_file is not None:
         raise typer.BadParameter("give files or --input, and not both")
-    if framing in {Framing.NONE, Framing.JSON_ARRAY} and mapping is not Mapping.RANDOM:
+    if framing in {"none", "json-array"} and mapping != "random":
         raise ValidationError("needs --framing lines or fixed", path=f"--mapping {mapping}")
-    if is_base64 and framing is not Framing.LINES:
+    if is_base64 and framing != "lines":
         raise ValidationError("needs --framing lines", path="--base64")
 
     from gazette_platform.cli.gazctl.journals.append_input import (  # noqa: PLC0415  slow to import
@@ -158,7 +104,7 @@ def append(
     async def work(client: AsyncClient) -> None:
         for file in files or [input_file or "-"]:
             with AppendInput(file, is_decompressed=decompress, encoding=encoding) as source:
-                if framing is Framing.NONE:
+                if framing == "none":
                     await _append_whole(client, selection, source)
                 else:
                     await _append_records(
@@ -183,7 +129,7 @@ def append(
 
 def _require_one(name: str | None, mapping: Mapping) -> None:
     """Raises: ValidationError: `name` is a prefix, and records would go to any journal below it."""
-    if name is not None and name.endswith("/") and mapping is Mapping.RANDOM:
+    if name is not None and name.endswith("/") and mapping == "random":
         raise ValidationError(
             f"{name} is a prefix, and one of its journals would be chosen at random: name the journal, or give "
             f"-l name:prefix={name} if any of them will do",
@@ -197,7 +143,7 @@ async def _append_whole(client: AsyncClient, selection: Selection, source: "Appe
     await source.spool()
     result = await client.append(journal, source)
     note(f"appended {result.end - result.begin} bytes to {journal} at offset {result.begin}")
-    _warn(listing, source, Framing.NONE)
+    _warn(listing, source, "none")
 
 
 def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) -> None:
@@ -223,7 +169,7 @@ def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) ->
         blank = "has nothing but blanks" if source.head else "is empty"
         note(f"warning: {source.title} {blank}")
     # Frames are what they are, JSON values have become lines, and journals of another content-type are of no table.
-    elif framing in {Framing.FIXED, Framing.JSON_ARRAY} or found.kind is Kind.FIXED:
+    elif framing in {"fixed", "json-array"} or found.kind is Kind.FIXED:
         return
     elif (what := remedy(found)) and (has_lines or not kinds):
         note(
@@ -234,7 +180,7 @@ def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) ->
             f"warning: {source.title} is CSV with line breaks in quoted fields, and was appended as it is: each line "
             f"would be a row. To read it in SQL, {OVER_LINES}"
         )
-    elif what or framing is Framing.LINES or source.last_byte == b"\n":
+    elif what or framing == "lines" or source.last_byte == b"\n":
         return
     elif has_lines or (not kinds and found.is_records):
         note(
@@ -266,7 +212,7 @@ async def _append_records(
         # Also after bad input: what came before it was accepted in order, and is reported.
         appended = await _close(writers)
         if router.count or sys.exc_info()[0] is None:
-            count = "1 record" if router.count == 1 else f"{router.count} records"
+            count = counted(router.count, "record")
             used = sum(writer.committed_bytes > 0 for writer in writers)
             where = journals[0] if len(journals) == 1 else f"{used} of {len(journals)} journals"
             note(f"appended {count}, {appended} bytes, to {where}")
@@ -287,13 +233,13 @@ async def _records(source: "AppendInput", framing: Framing) -> AsyncIterator[lis
     """Batches of whole records, delimiters included."""
     from gazette_platform.message import split_fixed, split_lines  # noqa: PLC0415  slow to import
 
-    if framing is Framing.JSON_ARRAY:
+    if framing == "json-array":
         async for values in _values(source):
             yield values
         return
     rest = b""
     async for block in source:
-        if framing is Framing.LINES:
+        if framing == "lines":
             lines, rest = split_lines(rest + block)
             records = [line + b"\n" for line in lines]
         else:
@@ -302,7 +248,7 @@ async def _records(source: "AppendInput", framing: Framing) -> AsyncIterator[lis
             yield records
     if not rest:
         return
-    if framing is Framing.FIXED:
+    if framing == "fixed":
         raise DataError(f"unexpected EOF: the input ends within a frame ({len(rest)} bytes of it)")
     note("the last line has no newline: one was added")
     yield [rest + b"\n"]
@@ -345,16 +291,16 @@ class _Router:
         self._key: bytes | None = None
         self._random = random.Random()  # noqa: S311  spreads load, guards nothing
         self._index_of: Callable[[bytes], int] = {
-            Mapping.RANDOM: lambda _: 0,
-            Mapping.MODULO: lambda key: message.modulo(key, len(journals)),
-            Mapping.RENDEZVOUS: lambda key: message.rendezvous(key, self._hashes),
-            Mapping.DIRECT: self._named,
+            "random": lambda _: 0,
+            "modulo": lambda key: message.modulo(key, len(journals)),
+            "rendezvous": lambda key: message.rendezvous(key, self._hashes),
+            "direct": self._named,
         }[mapping]
 
     def route(self, records: list[bytes]) -> dict[int, list[bytes]]:
         """Content for each journal, by its index."""
         routed: dict[int, list[bytes]] = {}
-        if self._mapping is Mapping.RANDOM:
+        if self._mapping == "random":
             self.count += len(records)
             if len(self._hashes) == 1:
                 return {0: records}
@@ -380,7 +326,7 @@ class _Router:
             )
 
     def _key_of(self, record: bytes) -> bytes:
-        if self._framing is Framing.FIXED:
+        if self._framing == "fixed":
             return record[8:]
         key = record.rstrip(b"\r\n")
         if not self._is_base64:

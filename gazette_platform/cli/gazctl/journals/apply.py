@@ -17,7 +17,7 @@ import typer
 from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames
 from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.gazctl.journals.list import spec_tree
-from gazette_platform.cli.gazctl.plan import Found, Wanted
+from gazette_platform.cli.gazctl.plan import Found, Wanted, some_of
 from gazette_platform.cli.gazctl.specs import (
     BatchSize,
     SpecFiles,
@@ -68,9 +68,8 @@ async def check_stores(client: AsyncClient, changes: Sequence[Change]) -> None:
         for store in change.spec.fragment.stores
     }
     told = [f"{names[store]}: {reason}" for store, reason in refused.items()]
-    more = f"; and {len(told) - _TOLD_MAX} more" if len(told) > _TOLD_MAX else ""
     raise ValidationError(
-        f"{'; '.join(told[:_TOLD_MAX])}{more} (nothing was applied: mend the specs, or the brokers; "
+        f"{some_of(told)} (nothing was applied: mend the specs, or the brokers; "
         "--force applies them all the same)"
     )
 
@@ -107,9 +106,8 @@ async def check_heads(client: AsyncClient, changes: Sequence[Change]) -> None:
         if noted[name] < head
     ]
     if low:
-        more = f"; and {len(low) - _TOLD_MAX} more" if len(low) > _TOLD_MAX else ""
         raise ValidationError(
-            f"{'; '.join(low[:_TOLD_MAX])}{more} (nothing was applied: the specs are older than the "
+            f"{some_of(low)} (nothing was applied: the specs are older than the "
             "journals; take `suspend` out of them, or apply them all the same with --force)"
         )
 
@@ -211,12 +209,7 @@ def apply(
     files: SpecFiles = None,
     *,
     specs: SpecsOption = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Check the specs, print the request they stand for, change nothing."
-        ),
-    ] = False,
+    dry_run: bool = False,
     max_txn_size: BatchSize = 0,
     force: Force = False,
 ) -> None:
@@ -240,6 +233,9 @@ def apply(
     gazctl journals apply events.yaml --force
 
     gazctl journals list -o yaml | sed 's/replication: 1/replication: 2/' | gazctl journals apply
+
+    Options:
+        --dry-run: Check the specs, print the request they stand for, change nothing.
     """
     parsed = {name: _parse(document, name) for name, document in read_specs(files, specs)}
     require_distinct({name: (one.name for one in changes) for name, changes in parsed.items()})

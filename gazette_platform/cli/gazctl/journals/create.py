@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import typer
@@ -45,36 +44,27 @@ _REFRESH_NS: Final = 60 * SECOND_NS
 FILE_STORE: Final = "file:///"
 
 
-class Codec(enum.StrEnum):
-    """Codecs by the names that people give them."""
-
-    NONE = "none"
-    GZIP = "gzip"
-    ZSTD = "zstd"
-    SNAPPY = "snappy"
+Codec = Literal["none", "gzip", "zstd", "snappy"]
+"""Codecs by the names that people give them."""
 
 
 _CODECS: Final = {
-    Codec.NONE: CompressionCodec.NONE,
-    Codec.GZIP: CompressionCodec.GZIP,
-    Codec.ZSTD: CompressionCodec.ZSTANDARD,
-    Codec.SNAPPY: CompressionCodec.SNAPPY,
+    "none": CompressionCodec.NONE,
+    "gzip": CompressionCodec.GZIP,
+    "zstd": CompressionCodec.ZSTANDARD,
+    "snappy": CompressionCodec.SNAPPY,
 }
 
 
-class PartitionBy(enum.StrEnum):
-    """Hive partitions that fragments lie in, by the time of their first append."""
-
-    DATE = "date"
-    HOUR = "hour"
-    NONE = "none"
+PartitionBy = Literal["date", "hour", "none"]
+"""Hive partitions that fragments lie in, by the time of their first append."""
 
 
 _DATE: Final = 'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
 _POSTFIXES: Final = {
-    PartitionBy.DATE: _DATE,
-    PartitionBy.HOUR: _DATE + '/hour={{ .Spool.FirstAppendTime.Format "15" }}',
-    PartitionBy.NONE: "",
+    "date": _DATE,
+    "hour": _DATE + '/hour={{ .Spool.FirstAppendTime.Format "15" }}',
+    "none": "",
 }
 
 
@@ -175,8 +165,8 @@ def new_journal(
     *,
     replication: int,
     stores: tuple[str, ...],
-    codec: Codec = Codec.GZIP,
-    partition_by: PartitionBy = PartitionBy.DATE,
+    codec: Codec = "gzip",
+    partition_by: PartitionBy = "date",
     flush_ns: int = 60 * SECOND_NS,
     labels: LabelSet | None = None,
 ) -> JournalSpec:
@@ -214,60 +204,15 @@ _HEADS_TIMEOUT_S = 5.0
 
 def create(
     ctx: typer.Context,
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME", show_default=False, help="Journals to create.")
-    ],
+    names: list[str],
     *,
-    replication: Annotated[
-        int | None,
-        typer.Option(
-            "--replication",
-            min=1,
-            max=REPLICATION_MAX,
-            show_default=False,
-            help="Brokers that hold each append; else one for each zone of the cluster, 3 at most.",
-        ),
-    ] = None,
-    codec: Annotated[
-        Codec, typer.Option("--codec", help="How fragments are compressed in the store.")
-    ] = Codec.GZIP,
-    partition_by: Annotated[
-        PartitionBy,
-        typer.Option(
-            "--partition-by",
-            help="Hive partitions of fragments, by the UTC time of their first append.",
-        ),
-    ] = PartitionBy.DATE,
-    flush: Annotated[
-        str,
-        typer.Option(
-            "--flush",
-            metavar="DURATION",
-            help="How long content may wait until it is in the store; 0s: until a fragment is full.",
-        ),
-    ] = "1m",
-    labels: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--label",
-            metavar="NAME=VALUE",
-            show_default=False,
-            help="Label of the journals; may be repeated.",
-        ),
-    ] = None,
-    stores: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            show_default=False,
-            help="Where fragments are stored; else where the platform, or the nearest journals, store theirs. "
-            "May be repeated: the first is written to.",
-        ),
-    ] = None,
-    is_printed: Annotated[
-        bool, typer.Option("--print", help="Print the YAML of the specs, and create nothing.")
-    ] = False,
+    replication: Annotated[int | None, typer.Option(min=1, max=REPLICATION_MAX)] = None,
+    codec: Codec = "gzip",
+    partition_by: PartitionBy = "date",
+    flush: str = "1m",
+    labels: list[str] | None = None,
+    stores: list[str] | None = None,
+    is_printed: bool = False,
 ) -> None:
     """Create journals with good defaults.
 
@@ -285,6 +230,17 @@ def create(
     gazctl journals create logs/app --partition-by hour --codec zstd --store s3://bucket/logs/
 
     gazctl journals create events/clicks --print > clicks.yaml
+
+    Options:
+        NAME: Journals to create.
+        --replication: Brokers that hold each append; else one for each zone of the cluster, 3 at most.
+        --codec: How fragments are compressed in the store.
+        --partition-by: Hive partitions of fragments, by the UTC time of their first append.
+        --flush DURATION: How long content may wait until it is in the store; 0s: until a fragment is full.
+        --label NAME=VALUE: Label of the journals; may be repeated.
+        --store URL: Where fragments are stored; else where the platform, or the nearest journals, store theirs. May
+            be repeated: the first is written to.
+        --print: Print the YAML of the specs, and create nothing.
     """
     flush_ns = flush_interval_ns(flush)
     label_set = labels_of(labels or ())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import typer
 
@@ -190,11 +189,8 @@ async def asker(client: AsyncClient) -> AsyncIterator[Standings]:
         yield Standings(asking, SystemClock())
 
 
-class DescribeFormat(enum.StrEnum):
-    """Formats of a description."""
-
-    TEXT = "text"
-    JSON = "json"
+DescribeFormat = Literal["text", "json"]
+"""Formats of a description."""
 
 
 def describe(
@@ -202,10 +198,7 @@ def describe(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    output_format: Annotated[
-        DescribeFormat,
-        typer.Option("-o", "--format", help="text, or json: an object a journal, one a line."),
-    ] = DescribeFormat.TEXT,
+    output_format: DescribeFormat = "text",
 ) -> None:
     """Show how journals stand: write head, bytes stored and not yet stored, brokers, settings.
 
@@ -217,6 +210,9 @@ def describe(
     gazctl journals describe a/journal
 
     gazctl journals describe -l name:prefix=a/ -o json
+
+    Options:
+        -o, --format: text, or json: an object a journal, one a line.
     """
     selection = Selection.of(names, selector)
 
@@ -225,7 +221,7 @@ def describe(
         async with asker(client) as standings:
             found = await standings.ask(journals)
         for index, each in enumerate(found):
-            if output_format is DescribeFormat.JSON:
+            if output_format == "json":
                 print_json(each.json())
             else:
                 print_text(("\n" if index else "") + "\n".join(_described(each)))
@@ -273,11 +269,8 @@ _INTERVAL_MIN_S = 0.1
 _UNIT = 1024.0
 
 
-class TopFormat(enum.StrEnum):
-    """Formats of what is measured."""
-
-    TABLE = "table"
-    JSON = "json"
+TopFormat = Literal["table", "json"]
+"""Formats of what is measured."""
 
 
 def top(
@@ -285,16 +278,9 @@ def top(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    output_format: Annotated[
-        TopFormat,
-        typer.Option("-o", "--format", help="table, or json: an object a measurement, one a line."),
-    ] = TopFormat.TABLE,
-    interval: Annotated[
-        str, typer.Option("-d", "--interval", metavar="DURATION", help="Time between measurements.")
-    ] = "2s",
-    once: Annotated[
-        bool, typer.Option("--once", help="Measure for one interval, print it, and end.")
-    ] = False,
+    output_format: TopFormat = "table",
+    interval: str = "2s",
+    once: bool = False,
 ) -> None:
     """Show live which journals are appended to, and what is not yet stored, until interrupted.
 
@@ -306,6 +292,11 @@ def top(
     gazctl journals top
 
     gazctl journals top flights/ --once -o json
+
+    Options:
+        -o, --format: table, or json: an object a measurement, one a line.
+        -d, --interval DURATION: Time between measurements.
+        --once: Measure for one interval, print it, and end.
     """
     selection = Selection.of(names, selector, is_needed=False)
     interval_s = seconds_of(interval, "--interval")
@@ -314,7 +305,7 @@ def top(
 
     async def work(client: AsyncClient) -> None:
         async with aclosing(_measured(client, selection, interval_s)) as measured:
-            if output_format is TopFormat.TABLE and sys.stdout.isatty() and not once:
+            if output_format == "table" and sys.stdout.isatty() and not once:
                 await _show_live(measured)
                 return
             async for standings in measured:
@@ -346,7 +337,7 @@ async def _measured(
 
 
 def _print(standings: list[Standing], output_format: TopFormat) -> None:
-    if output_format is TopFormat.JSON:
+    if output_format == "json":
         journals = [
             {
                 "name": each.listing.name,

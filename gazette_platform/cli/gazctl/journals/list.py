@@ -1,35 +1,45 @@
-"""`gazctl journals list`."""
+"""`gazctl journals list` and `fragments`: which journals exist, and which fragments hold their content."""
 
-import enum
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, nullcontext, suppress
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Literal
 
 import typer
 
-from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames
-from gazette_platform.cli.gazctl.connection import connected
-from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.cli.gazctl.arguments import (
+    Names,
+    Selection,
+    SelectorOrNames,
+    instant_option,
+    seconds_of,
+)
+from gazette_platform.cli.gazctl.connection import connected, matching
+from gazette_platform.cli.output import (
+    NONE,
+    note,
+    print_json,
+    print_message,
+    print_table,
+    print_text,
+)
 from gazette_platform.client import (
     AsyncClient,
+    FragmentListing,
+    FragmentPage,
     JournalListing,
     ListSnapshot,
 )
 from gazette_platform.client.journals import list_response
+from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import (
     SuspendLevel,
-    message_jsonpb,
-    message_text,
+    fragment_json,
+    fragments_text,
 )
 
-
-class ListFormat(enum.StrEnum):
-    """Formats of a listing."""
-
-    TABLE = "table"
-    YAML = "yaml"
-    JSON = "json"
-    PROTO = "proto"
+ListFormat = Literal["table", "yaml", "json", "proto"]
+"""Formats of a listing."""
 
 
 def list_journals(
@@ -37,24 +47,13 @@ def list_journals(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    output_format: Annotated[
-        ListFormat, typer.Option("-o", "--format", help="Output format.")
-    ] = ListFormat.TABLE,
-    label_columns: Annotated[
-        list[str] | None,
-        typer.Option("-L", "--label-columns", help="Label to show as a column; may be repeated."),
-    ] = None,
-    primary: Annotated[
-        bool, typer.Option("-p", "--primary", help="Show the primary broker.")
-    ] = False,
-    replicas: Annotated[
-        bool, typer.Option("-r", "--replicas", help="Show the other brokers.")
-    ] = False,
-    rf: Annotated[bool, typer.Option("--rf", help="Show the replication factor.")] = False,
-    stores: Annotated[bool, typer.Option("--stores", help="Show the fragment stores.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="List again after each change, until interrupted.")
-    ] = False,
+    output_format: ListFormat = "table",
+    label_columns: list[str] | None = None,
+    primary: bool = False,
+    replicas: bool = False,
+    rf: bool = False,
+    stores: bool = False,
+    watch: bool = False,
 ) -> None:
     """List journals and their specs.
 
@@ -65,6 +64,15 @@ def list_journals(
     gazctl journals list a/journal -o yaml > journal.yaml
 
     gazctl journals list flights/ --watch
+
+    Options:
+        -o, --format: Output format.
+        -L, --label-columns: Label to show as a column; may be repeated.
+        -p, --primary: Show the primary broker.
+        -r, --replicas: Show the other brokers.
+        --rf: Show the replication factor.
+        --stores: Show the fragment stores.
+        --watch: List again after each change, until interrupted.
     """
     selection = Selection.of(names, selector, is_needed=False)
     columns: list[Column] = [("Name", lambda journal: journal.name)]
@@ -75,7 +83,7 @@ def list_journals(
     columns += [_label_column(name) for name in label_columns or ()]
 
     def show(snapshot: ListSnapshot) -> None:
-        if output_format is ListFormat.TABLE:
+        if output_format == "table":
             rows = [[cell(journal) for _, cell in columns] for journal in snapshot]
             print_table([title for title, _ in columns], rows)
             if not rows:
@@ -142,9 +150,103 @@ def spec_tree(journals: Iterable[JournalListing]) -> str:
 
 
 def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
-    if output_format is ListFormat.YAML:
+    if output_format == "yaml":
         print_text(spec_tree(snapshot), end="")
-    elif output_format is ListFormat.JSON:
-        print_json(message_jsonpb(list_response(snapshot)))
     else:
-        print_text(message_text(list_response(snapshot)), end="")
+        print_message(list_response(snapshot), output_format)
+
+
+_SUM_BYTES_SHOWN = 6
+
+
+FragmentsFormat = Literal["table", "json", "proto"]
+"""Formats of a listing of fragments."""
+
+
+def fragments(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    selector: SelectorOrNames = None,
+    output_format: FragmentsFormat = "table",
+    begin_mod_time: Annotated[int, typer.Option(parser=instant_option)] = 0,
+    end_mod_time: Annotated[int, typer.Option(parser=instant_option)] = 0,
+    url_ttl: str = "0s",
+) -> None:
+    """List the fragments of journals: those in their stores, and those still in brokers.
+
+    **Examples**
+
+    gazctl journals fragments a/journal --from @-1h
+
+    gazctl journals fragments -l name:prefix=a/ -o json --url-ttl 10m
+
+    Options:
+        -o, --format: Output format.
+        --from TIME: Persisted since: Unix seconds, @-1h for an hour ago, or an ISO 8601 time.
+        --to TIME: Persisted until: Unix seconds, @-1h for an hour ago, or an ISO 8601 time. 0: no bound.
+        --url-ttl DURATION: Show signed URLs, good for so long, as 5m.
+    """
+    selection = Selection.of(names, selector, is_needed=False)
+    ttl_s = seconds_of(url_ttl, "--url-ttl")
+
+    if end_mod_time and end_mod_time <= begin_mod_time:
+        raise ValidationError(
+            f"ends at {_instant(end_mod_time)}, not after --from ({_instant(begin_mod_time)})",
+            path="--to",
+        )
+
+    async def work(client: AsyncClient) -> None:
+        found = _pages(client, selection, begin_mod_time, end_mod_time, ttl_s)
+        if output_format == "table":
+            columns = ["Journal", "Offset", "Length", "Persisted", "SHA1", "Compression"]
+            if ttl_s:
+                columns.append("URL")
+            rows = [
+                _row(each)[: len(columns)] async for _, page in found for each in page.fragments
+            ]
+            print_table(columns, rows)
+            return
+        async for is_first, page in found:
+            if output_format == "json":
+                for each in page.fragments:
+                    print_json(fragment_json(each.fragment, each.signed_url))
+            else:
+                listed = [(each.fragment, each.signed_url) for each in page.fragments]
+                header = page.header if is_first else None
+                print_text(fragments_text(listed, header=header), end="")
+
+    connected(ctx, work)
+
+
+def _row(listing: FragmentListing) -> list[str]:
+    fragment = listing.fragment
+    return [
+        fragment.journal,
+        str(fragment.begin),
+        str(fragment.content_length),
+        _instant(fragment.mod_time) if listing.is_persisted else "",
+        f"{fragment.sum[:_SUM_BYTES_SHOWN].hex()}...",
+        fragment.codec.name,
+        listing.signed_url,
+    ]
+
+
+def _instant(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+async def _pages(
+    client: AsyncClient, selection: Selection, begin_mod_time: int, end_mod_time: int, ttl_s: float
+) -> AsyncIterator[tuple[bool, FragmentPage]]:
+    """Pages of fragments of journals, and whether a page is the first one of its journal."""
+    for journal in await matching(client, selection):
+        if journal.spec.is_fully_suspended:
+            continue
+        pages = client.fragment_pages(
+            journal.name, begin_mod_time=begin_mod_time, end_mod_time=end_mod_time, ttl_s=ttl_s
+        )
+        is_first = True
+        async for page in pages:
+            yield is_first, page
+            is_first = False

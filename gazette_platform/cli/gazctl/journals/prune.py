@@ -41,7 +41,7 @@ from gazette_platform.protocol import Fragment, SuspendLevel, parse_store_url
 from gazette_platform.stores import FragmentStore, clock_probe, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
 
 # Clocks that differ by less are not worth a line: retentions are hours.
@@ -152,9 +152,44 @@ class FragmentRemover:
 
 # As many as Gazette's pruning of recovery logs has under way.
 _REMOVALS_MAX: Final = 32
-_LIST_TIMEOUT_S: Final = 300.0
 # Of one journal: a store that refused so many refuses the rest, too.
 _FAILURES_MAX: Final = 10
+
+
+async def remove_all(
+    journal: str,
+    fragments: Sequence[StoredFragment],
+    remove: Callable[[StoredFragment], Awaitable[None]],
+    *,
+    tell: Callable[[str], None],
+) -> int:
+    """Call `remove` for fragments of a journal, in order but some at a time; stop after ten failures.
+
+    Returns: how many resisted. Cancellation: what is removed stays so; the rest stays.
+    """
+    failures = 0
+    waiting = iter(fragments)
+
+    async def work() -> None:
+        nonlocal failures
+        for stored in waiting:
+            try:
+                await remove(stored)
+            except GazetteError as err:
+                failures += 1
+                tell(f"{stored.fragment.content_path}: {err}")
+                if failures >= _FAILURES_MAX:
+                    return
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(_REMOVALS_MAX, len(fragments))):
+            group.create_task(work())
+    if left := sum(1 for _ in waiting):
+        tell(f"{journal}: {left} more fragments were not tried, after {failures} failures")
+    return failures
+
+
+_LIST_TIMEOUT_S: Final = 300.0
 # Savepoints that others make while we work are respected after so many seconds.
 _SAVEPOINTS_AGE_S: Final = 5.0
 
@@ -325,40 +360,25 @@ class Pruner:
         )
 
     async def _remove_all(self, journal: str, fragments: tuple[StoredFragment, ...]) -> int:
-        """Remove them, in order but some at a time. Returns: how many resisted."""
+        """Remove them. Returns: how many resisted."""
         if not fragments:
             return 0
         self._on_planned(journal, len(fragments))
-        failures = saved = 0
-        waiting = iter(fragments)
+        saved = 0
 
-        async def work() -> None:
-            nonlocal failures, saved
-            for stored in waiting:
-                try:
-                    savepoint = await self._savepoint(journal)
-                    if savepoint is not None and stored.fragment.end > savepoint:
-                        saved += 1  # since the plan was made
-                        continue
-                    await self._remover.remove(stored.fragment)
-                except GazetteError as err:
-                    failures += 1
-                    self._tell(f"{stored.fragment.content_path}: {err}")
-                    if failures >= _FAILURES_MAX:
-                        return
-                else:
-                    self._count(stored)
+        async def remove(stored: StoredFragment) -> None:
+            nonlocal saved
+            savepoint = await self._savepoint(journal)
+            if savepoint is not None and stored.fragment.end > savepoint:
+                saved += 1  # since the plan was made
+                return
+            await self._remover.remove(stored.fragment)
+            self._count(stored)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_REMOVALS_MAX, len(fragments))):
-                group.create_task(work())
+        failures = await remove_all(journal, fragments, remove, tell=self._tell)
         if saved:
             self.result.kept[Kept.SAVEPOINT] += saved
             self._tell_saved(journal, saved)
-        if left := sum(1 for _ in waiting):
-            self._tell(
-                f"{journal}: {left} more fragments were not tried, after {failures} failures"
-            )
         return failures
 
     def _count(self, stored: StoredFragment) -> None:
@@ -463,41 +483,11 @@ def prune(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")
-    ] = False,
-    before_offset: Annotated[
-        int | None,
-        typer.Option(
-            "--before-offset",
-            min=1,
-            max=_OFFSET_MAX,
-            metavar="OFFSET",
-            help="Remove what ends at or before it, of whatever age. Of one journal.",
-        ),
-    ] = None,
-    from_offset: Annotated[
-        int,
-        typer.Option(
-            "--from-offset",
-            min=0,
-            max=_OFFSET_MAX,
-            metavar="OFFSET",
-            help="With --before-offset: only what begins at or after it, to trim the middle.",
-        ),
-    ] = 0,
-    ignore_savepoints: Annotated[
-        bool,
-        typer.Option("--ignore-savepoints", help="Remove also what savepoints name."),
-    ] = False,
-    file_root: Annotated[
-        Path | None,
-        typer.Option(
-            "--file-root",
-            envvar="BROKER_FILE_ROOT",
-            help="Directory that file:// stores are rooted at, as of the brokers; a dry run needs none.",
-        ),
-    ] = None,
+    dry_run: bool = False,
+    before_offset: Annotated[int | None, typer.Option(min=1, max=_OFFSET_MAX)] = None,
+    from_offset: Annotated[int, typer.Option(min=0, max=_OFFSET_MAX)] = 0,
+    ignore_savepoints: bool = False,
+    file_root: Annotated[Path | None, typer.Option(envvar="BROKER_FILE_ROOT")] = None,
 ) -> None:
     """Remove persisted fragments that are older than the retention of their journal.
 
@@ -520,6 +510,13 @@ def prune(
     gazctl journals prune a/journal --before-offset 1000000
 
     gazctl journals prune a/journal --from-offset 5000 --before-offset 9000
+
+    Options:
+        --dry-run: Say what would be removed, and remove nothing.
+        --before-offset OFFSET: Remove what ends at or before it, of whatever age. Of one journal.
+        --from-offset OFFSET: With --before-offset: only what begins at or after it, to trim the middle.
+        --ignore-savepoints: Remove also what savepoints name.
+        --file-root: Directory that file:// stores are rooted at, as of the brokers; a dry run needs none.
     """
     selection = Selection.of(names, selector)
     rule = _rule(from_offset, before_offset)

@@ -89,54 +89,14 @@ def read(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    block: Annotated[
-        bool,
-        typer.Option(
-            "-b", "--block", help="Wait for more content, and for new journals, until interrupted."
-        ),
-    ] = False,
-    tail: Annotated[
-        bool, typer.Option("--tail", help="Begin at the write head, where no offset is given.")
-    ] = False,
-    output: Annotated[
-        str, typer.Option("-o", "--output", metavar="FILE", help="Where to; - is stdout.")
-    ] = "-",
-    offsets: Annotated[
-        Path | None,
-        typer.Option(
-            "--offsets", metavar="FILE", help="JSON object of journals and offsets to begin at."
-        ),
-    ] = None,
-    from_savepoint: Annotated[
-        str,
-        typer.Option(
-            "--from-savepoint",
-            metavar="NAME",
-            help="Begin where this savepoint says, of the journals that it names.",
-        ),
-    ] = "",
-    offsets_out: Annotated[
-        Path | None,
-        typer.Option("--offsets-out", metavar="FILE", help="Where to write the offsets reached."),
-    ] = None,
-    file_root: Annotated[
-        Path | None,
-        typer.Option(
-            "--file-root",
-            envvar="BROKER_FILE_ROOT",
-            help="Directory that file:// stores are rooted at: read their fragments directly.",
-        ),
-    ] = None,
-    begin_mod_time: Annotated[
-        int,
-        typer.Option(
-            "--from",
-            parser=instant_option,
-            metavar="TIME",
-            help="Skip what was persisted before: Unix seconds, @-1h for an hour ago, or an ISO 8601 "
-            "time.",
-        ),
-    ] = 0,
+    block: bool = False,
+    tail: bool = False,
+    output: str = "-",
+    offsets: Path | None = None,
+    from_savepoint: str = "",
+    offsets_out: Path | None = None,
+    file_root: Annotated[Path | None, typer.Option(envvar="BROKER_FILE_ROOT")] = None,
+    begin_mod_time: Annotated[int, typer.Option(parser=instant_option)] = 0,
 ) -> None:
     """Read the content of journals to a file or to stdout.
 
@@ -155,6 +115,16 @@ def read(
     gazctl journals read -l name:prefix=a/ --offsets o.json --offsets-out o.json -o more
 
     gazctl journals read -l name:prefix=a/ --from-savepoint before-backfill
+
+    Options:
+        -b, --block: Wait for more content, and for new journals, until interrupted.
+        --tail: Begin at the write head, where no offset is given.
+        -o, --output FILE: Where to; - is stdout.
+        --offsets FILE: JSON object of journals and offsets to begin at.
+        --from-savepoint NAME: Begin where this savepoint says, of the journals that it names.
+        --offsets-out FILE: Where to write the offsets reached.
+        --file-root: Directory that file:// stores are rooted at: read their fragments directly.
+        --from TIME: Skip what was persisted before: Unix seconds, @-1h for an hour ago, or an ISO 8601 time.
     """
     if from_savepoint and offsets is not None:
         raise ValidationError("goes without --offsets; give one of them", path="--from-savepoint")

@@ -1,14 +1,15 @@
-"""`gazctl journals reset-head`, `flush`, `suspend` and `store-health`."""
-
-from typing import Annotated
+"""`gazctl journals reset-head`, `flush`, `suspend`, `store-health` and `delete`."""
 
 import typer
 
 from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames, seconds_of
 from gazette_platform.cli.gazctl.connection import connected, matching
+from gazette_platform.cli.gazctl.journals.describe import Standing, asker
 from gazette_platform.cli.output import confirmed, note, print_text
-from gazette_platform.client import AsyncClient, HeadState
-from gazette_platform.errors import SpoolsAwaited, StoreUnavailable
+from gazette_platform.client import AsyncClient, Change, HeadState
+from gazette_platform.errors import GazetteError, SpoolsAwaited, StoreUnavailable, ValidationError
+from gazette_platform.ops.text import counted
+from gazette_platform.protocol import LabelSelector, LabelSet
 
 
 def reset_head(
@@ -16,13 +17,8 @@ def reset_head(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done and lost, and do nothing.")
-    ] = False,
-    yes: Annotated[
-        bool,
-        typer.Option("-y", "--yes", help="Give up what is said to be lost, without a question."),
-    ] = False,
+    dry_run: bool = False,
+    yes: bool = False,
 ) -> None:
     """Let appends continue after everything that the fragment stores hold.
 
@@ -40,6 +36,10 @@ def reset_head(
     **Example**
 
     gazctl journals reset-head a/journal --dry-run
+
+    Options:
+        --dry-run: Say what would be done and lost, and do nothing.
+        -y, --yes: Give up what is said to be lost, without a question.
     """
     selection = Selection.of(names, selector)
 
@@ -94,9 +94,7 @@ def flush(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as in 1m30s.")
-    ] = "1m",
+    timeout: str = "1m",
 ) -> None:
     """Close open fragments now, and wait until all content is in the fragment stores.
 
@@ -105,6 +103,9 @@ def flush(
     **Example**
 
     gazctl journals flush flights/
+
+    Options:
+        --timeout DURATION: How long to wait, as in 1m30s.
     """
     selection = Selection.of(names, selector)
     timeout_s = seconds_of(timeout, "--timeout")
@@ -122,9 +123,7 @@ def suspend(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    force: Annotated[
-        bool, typer.Option("-f", "--force", help="Also journals that are not flushed: flush now.")
-    ] = False,
+    force: bool = False,
 ) -> None:
     """Suspend journals, which then need fewer brokers, until they are appended to again.
 
@@ -134,6 +133,9 @@ def suspend(
     **Example**
 
     gazctl journals suspend archive/
+
+    Options:
+        -f, --force: Also journals that are not flushed: flush now.
     """
     selection = Selection.of(names, selector)
 
@@ -153,25 +155,17 @@ def suspend(
 
 
 def store_health(
-    ctx: typer.Context,
-    store_url: Annotated[
-        str, typer.Argument(metavar="STORE_URL", help="Store, as in file:/// or file:///a/folder/.")
-    ],
-    *,
-    check_delete_prefix: Annotated[
-        str | None,
-        typer.Option(
-            "--check-delete-prefix",
-            metavar="PREFIX",
-            help="Also write and delete a probe under this prefix of the store.",
-        ),
-    ] = None,
+    ctx: typer.Context, store_url: str, *, check_delete_prefix: str | None = None
 ) -> None:
     """Ask a broker whether it can use a fragment store.
 
     **Example**
 
     gazctl journals store-health file:///
+
+    Options:
+        STORE_URL: Store, as in file:/// or file:///a/folder/.
+        --check-delete-prefix PREFIX: Also write and delete a probe under this prefix of the store.
     """
 
     async def work(client: AsyncClient) -> None:
@@ -181,3 +175,96 @@ def store_health(
         print_text(f"Fragment store {store_url} is healthy")
 
     connected(ctx, work)
+
+
+def delete(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    selector: SelectorOrNames = None,
+    yes: bool = False,
+    force: bool = False,
+) -> None:
+    """Delete journals, and say what of them stays in their stores.
+
+    Content that only brokers hold is stored first. Fragments stay in the store until you remove them there: `gazctl
+    journals prune` removes them only while the journal exists. A new journal of the same name continues after them,
+    and may need `gazctl journals reset-head`.
+
+    Asks before it deletes. Without a terminal it needs --yes.
+
+    **Examples**
+
+    gazctl journals delete events/clicks
+
+    gazctl journals delete -l name:prefix=test/ --yes
+
+    Options:
+        -y, --yes: Delete without a question.
+        -f, --force: Delete also what cannot be stored first: content that only brokers hold is then lost.
+    """
+    selection = Selection.of(names, selector)
+
+    async def ask(client: AsyncClient) -> list[Standing]:
+        async with asker(client) as standings:
+            return await standings.ask(await matching(client, selection))
+
+    found = connected(ctx, ask)
+    for each in found:
+        note(_stays(each))
+    unknown = [each for each in found if each.error is not None]
+    if unknown and not force:
+        raise ValidationError(
+            f"{unknown[0].listing.name}: its content cannot be stored first, and nothing was deleted (mend its "
+            "store or its brokers, or give up what only brokers hold with --force)"
+        )
+    if not yes and not confirmed(f"Delete {counted(len(found), 'journal')}?"):
+        raise ValidationError("nothing was deleted (answer y, or repeat the command with --yes)")
+
+    async def work(client: AsyncClient) -> None:
+        to_store = [
+            each.listing.name
+            for each in found
+            if each.stored.unpersisted_bytes and each.listing.spec.fragment.stores
+        ]
+        await _store(client, to_store, is_needed=not force)
+        # Listed again: brokers of Gazette suspend a journal to store its content, which is a new revision.
+        created = {each.listing.name: each.listing.created for each in found}
+        now = [
+            each
+            for each in await client.list_snapshot(selection.selector)
+            if created.get(each.name) == each.created
+        ]
+        await client.apply([Change(None, each.name, each.mod_revision) for each in now])
+        for each in now:
+            note(f"{each.name}: deleted")
+
+    connected(ctx, work)
+
+
+def _stays(standing: Standing) -> str:
+    """What becomes of the content of a journal."""
+    name, stores = standing.listing.name, standing.listing.spec.fragment.stores
+    if standing.error is not None:
+        return f"{name}: its brokers cannot say what is stored ({standing.error})"
+    stored, held = standing.stored.stored_bytes, standing.stored.unpersisted_bytes
+    if not stored and not held:
+        return f"{name}: is empty"
+    if not stores:
+        return f"{name}: {held} bytes that only brokers hold are lost, as it has no store"
+    first = f" ({held} of them are stored first)" if held else ""
+    return f"{name}: {stored + held} bytes{first} stay in {stores[0]} below {name}/"
+
+
+async def _store(client: AsyncClient, names: list[str], *, is_needed: bool) -> None:
+    """Have brokers store what only they hold. Raises: ValidationError: they cannot, though it is needed."""
+    for name in names:
+        try:
+            await client.flush(LabelSelector(include=LabelSet.of(name=name)))
+        except GazetteError as err:
+            if is_needed:
+                raise ValidationError(
+                    f"{name}: its content cannot be stored first, and nothing was deleted: {err} (mend its "
+                    "store, or give up what only brokers hold with --force)"
+                ) from err
+            note(f"{name}: what only brokers hold is given up ({err})")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import random
 import sys
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final, final
+from typing import TYPE_CHECKING, Annotated, Final, Literal, final
 
 import typer
 
@@ -221,11 +220,8 @@ def failed(journal: str, error: GazetteError) -> Verified:
     return Verified(journal, findings=[Finding(Kind.UNREAD, 0, 0, str(error))])
 
 
-class VerifyFormat(enum.StrEnum):
-    """Formats of findings."""
-
-    TABLE = "table"
-    JSON = "json"
+VerifyFormat = Literal["table", "json"]
+"""Formats of findings."""
 
 
 def verify(
@@ -233,18 +229,8 @@ def verify(
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    output_format: Annotated[
-        VerifyFormat, typer.Option("-o", "--format", help="Output format.")
-    ] = VerifyFormat.TABLE,
-    sample: Annotated[
-        int | None,
-        typer.Option(
-            "--sample",
-            min=0,
-            metavar="COUNT",
-            help="Read only so many fragments of each journal, chosen at random. 0 reads none.",
-        ),
-    ] = None,
+    output_format: VerifyFormat = "table",
+    sample: Annotated[int | None, typer.Option(min=0)] = None,
     file_root: FileRoot = None,
 ) -> None:
     """Verify that stores hold the content of journals, whole and unchanged.
@@ -265,9 +251,13 @@ def verify(
     gazctl journals verify -l name:prefix=a/
 
     gazctl journals verify a/journal --sample 100 -o json
+
+    Options:
+        -o, --format: Output format.
+        --sample COUNT: Read only so many fragments of each journal, chosen at random. 0 reads none.
     """
     selection = Selection.of(names, selector)
-    is_json = output_format is VerifyFormat.JSON
+    is_json = output_format == "json"
 
     async def work(client: AsyncClient) -> list[Verified]:
         journals = await matching(client, selection)

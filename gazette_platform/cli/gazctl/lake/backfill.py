@@ -12,7 +12,7 @@ from rich.filesize import decimal
 
 from gazette_platform.cli.bars import StepLine
 from gazette_platform.cli.errors import EXIT_FAILED
-from gazette_platform.cli.gazctl.lake.commands import OutputFormat
+from gazette_platform.cli.gazctl.lake.commands import Engine, OutputFormat
 from gazette_platform.cli.gazctl.lake.context import (
     TypedTable,
     brokers,
@@ -23,8 +23,7 @@ from gazette_platform.cli.gazctl.lake.context import (
     unless_fenced,
 )
 from gazette_platform.cli.gazctl.lake.run import workers_of
-from gazette_platform.cli.gazctl.lake.typed_commands import Engine
-from gazette_platform.cli.output import note, print_text, printable
+from gazette_platform.cli.output import confirmed, note, print_text, printable
 from gazette_platform.errors import TypedFenced, TypedRolledBack, ValidationError
 from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.checks.status import progress_of_table
@@ -58,7 +57,7 @@ def backfill(
     settings = settings_of()
     (found,), _ = typed_named(tables_folder(settings, tables), [table])
     require_no_key(found.typed)
-    is_shown = output_format is OutputFormat.TABLE and sys.stderr.isatty()
+    is_shown = output_format == "table" and sys.stderr.isatty()
     with (
         StepLine(is_shown=is_shown) as line,
         brokers(ctx, settings, reads_files=True) as client,
@@ -79,7 +78,7 @@ def backfill(
         )
     for name, first, last in report.behind:
         note(f"{report.table}: no run has read bytes {first} to {last} of {name} yet")
-    if output_format is OutputFormat.TABLE:
+    if output_format == "table":
         print_text(printable(_line(report, found.raw.name)))
     else:
         print_values([_plain(report)], output_format)
@@ -173,7 +172,7 @@ def reprocess(
     settings = settings_of()
     (found,), _ = typed_named(tables_folder(settings, tables), [table])
     meant = Quarantined(journal=journal, begin=begin, end=end, reason=reason)
-    is_shown = output_format is OutputFormat.TABLE and sys.stderr.isatty()
+    is_shown = output_format == "table" and sys.stderr.isatty()
     with StepLine(is_shown=is_shown) as line:
         work = Reprocessor(typed_catalog(settings), log=line.step)
         reports = [unless_fenced(lambda: work.run(found.typed, meant))]
@@ -184,7 +183,7 @@ def reprocess(
     records = report.records + sum(each.typed for each in reports[:-1])
     typed = sum(each.typed for each in reports)
     told_anew = sum(each.told_anew for each in reports)
-    if output_format is not OutputFormat.TABLE:
+    if output_format != "table":
         values = {
             "table": report.table,
             "snapshot_id": report.snapshot_id,
@@ -231,7 +230,7 @@ def accept(
         note(f"{table.typed.name}: {_text(one)}")
     if not changed:
         note(f"{table.typed.name}: nothing is read again: the tag is moved to what the table has")
-    if not is_confirmed and not _is_accepted():
+    if not is_confirmed and not confirmed("Accept that?"):
         raise TypedRolledBack(
             f"{table.typed.name}: nothing was changed (repeat with --yes to move the tag to snapshot {rollback.to})"
         )
@@ -249,10 +248,3 @@ def _text(one: Reread) -> str:
     if not one.lost_bytes:
         return f"{text}, and nothing of it is lost"
     return f"{text}, and {one.lost_bytes} bytes of it are gone: their rows would be lost"
-
-
-def _is_accepted() -> bool:
-    if not sys.stdin.isatty():
-        return False
-    note("Accept that? [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,15 +1,14 @@
-"""`gazctl lake`: its commands over tables, and their options. The work is in modules that are slow to import.
+"""`gazctl lake`: its commands and their options. The work is in modules that are slow to import.
 
 Long because help and completion need the options of all commands, and must not import the lake.
 """
 
 from __future__ import annotations
 
-import enum
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,43 +17,24 @@ from gazette_platform.cli.gazctl.arguments import (
     SelectorOrNames,
     complete_all_tables,
     complete_names,
+    complete_typed_tables,
 )
 from gazette_platform.errors import SetupError, ValidationError
 
-
-class OutputFormat(enum.StrEnum):
-    """Formats of reports on tables."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
+OutputFormat = Literal["table", "json", "yaml"]
+"""Formats of reports on tables."""
 
 
-class ListFormat(enum.StrEnum):
-    """Formats of the list of tables."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-    PROMETHEUS = "prometheus"
+ListFormat = Literal["table", "json", "yaml", "prometheus"]
+"""Formats of the list of tables."""
 
 
-class DataFormat(enum.StrEnum):
-    """Formats of the records of raw tables."""
-
-    JSON = "json"
-    CSV = "csv"
+DataFormat = Literal["json", "csv"]
+"""Formats of the records of raw tables."""
 
 
-class Dialect(enum.StrEnum):
-    """Dialects of SQL."""
-
-    TRINO = "trino"
-    SPARK = "spark"
-    HIVE = "hive"
-    BIGQUERY = "bigquery"
-    SNOWFLAKE = "snowflake"
-    DUCKDB = "duckdb"
+Dialect = Literal["trino", "spark", "hive", "bigquery", "snowflake", "duckdb"]
+"""Dialects of SQL."""
 
 
 Tables = Annotated[
@@ -112,33 +92,12 @@ def body(name: str) -> ModuleType:
 
 def apply(
     ctx: typer.Context,
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE",
-            help="Table specs. - reads one from stdin and names its file after the table.",
-        ),
-    ],
+    files: list[str],
     *,
     tables: Tables = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Check the specs and show what would change, but change nothing."
-        ),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option("-f", "--force", help="Accept specs whose selector matches no journal yet."),
-    ] = False,
-    recreate: Annotated[
-        bool,
-        typer.Option(
-            "--recreate",
-            help="Create a raw table again if its new spec cannot follow from the old one. Files stay. A table with "
-            "rows that no journal holds is left alone.",
-        ),
-    ] = False,
+    dry_run: bool = False,
+    force: bool = False,
+    recreate: bool = False,
 ) -> None:
     """Check table specs, and copy them to the folder that the platform reads.
 
@@ -151,6 +110,13 @@ def apply(
     gazctl lake apply orders.yaml customers.yaml --dry-run
 
     gazctl lake infer -l name:prefix=orders/ --name shop.orders | gazctl lake apply -
+
+    Options:
+        FILE: Table specs. - reads one from stdin and names its file after the table.
+        --dry-run: Check the specs and show what would change, but change nothing.
+        -f, --force: Accept specs whose selector matches no journal yet.
+        --recreate: Create a raw table again if its new spec cannot follow from the old one. Files stay. A table with
+            rows that no journal holds is left alone.
     """
     body("apply").apply(ctx, files, tables, dry_run=dry_run, force=force, recreate=recreate)
 
@@ -160,15 +126,9 @@ def infer(
     journals: Journals = None,
     *,
     selector: SelectorOrNames = None,
-    name: Annotated[str, typer.Option("--name", metavar="SCHEMA.TABLE", help="Name of the table.")],
-    data_format: Annotated[
-        DataFormat | None,
-        typer.Option("--data", help="Format of the records. Default: detected."),
-    ] = None,
-    typed: Annotated[
-        bool,
-        typer.Option("--typed", help="Also propose a typed table: UUIDs, and types of texts."),
-    ] = False,
+    name: str,
+    data_format: DataFormat | None = None,
+    typed: bool = False,
     journals_max: JournalsMax = 16,
     sample_bytes: SampleBytes = 128 << 10,
 ) -> None:
@@ -186,12 +146,17 @@ def infer(
     gazctl lake infer orders/ --name shop.orders > orders.yaml
 
     gazctl lake infer -l kind=orders --name shop.orders --typed --journals 100 --bytes 1000000
+
+    Options:
+        --name SCHEMA.TABLE: Name of the table.
+        --data: Format of the records. Default: detected.
+        --typed: Also propose a typed table: UUIDs, and types of texts.
     """
     body("create").infer(
         ctx,
         Selection.of(journals, selector),
         name,
-        data_format=data_format.value if data_format is not None else "",
+        data_format=data_format or "",
         is_typed=typed,
         journals_max=journals_max,
         sample_bytes=sample_bytes,
@@ -203,9 +168,7 @@ def list_tables(
     names: Names = None,
     *,
     tables: Tables = None,
-    output_format: Annotated[
-        ListFormat, typer.Option("-o", "--format", help="Output format.")
-    ] = ListFormat.TABLE,
+    output_format: ListFormat = "table",
 ) -> None:
     """List tables: journals, Hive partitions, rows, unfit records, lag, and problems.
 
@@ -220,6 +183,9 @@ def list_tables(
     gazctl lake list shop.orders -o json
 
     gazctl lake list -o prometheus > /var/lib/node_exporter/gazette.prom
+
+    Options:
+        -o, --format: Output format.
     """
     body("list").list_tables(ctx, names or [], tables, output_format)
 
@@ -229,7 +195,7 @@ def describe(
     names: Names = None,
     *,
     tables: Tables = None,
-    output_format: Output = OutputFormat.TABLE,
+    output_format: Output = "table",
 ) -> None:
     """Describe tables: columns, journals with their lag, newest Hive partitions, and problems.
 
@@ -244,25 +210,10 @@ def describe(
 
 def ddl(
     ctx: typer.Context,
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE|FILE",
-            autocompletion=complete_all_tables,
-            help="Table, as schema.table, or the file of a spec.",
-        ),
-    ],
+    table: Annotated[str, typer.Argument(autocompletion=complete_all_tables)],
     *,
-    dialect: Annotated[Dialect, typer.Option("--dialect", help="Engine to write for.")],
-    location: Annotated[
-        str,
-        typer.Option(
-            "--location",
-            metavar="URL",
-            show_default=False,
-            help="Folder of the files, if the engine reaches them by another URL.",
-        ),
-    ] = "",
+    dialect: Dialect,
+    location: str = "",
     tables: Tables = None,
 ) -> None:
     """Print the CREATE statement of a table, for another catalog or engine.
@@ -275,8 +226,13 @@ def ddl(
     gazctl lake ddl shop.orders --dialect duckdb | duckdb -init /dev/stdin
 
     gazctl lake ddl shop.orders --dialect bigquery --location gs://bucket/orders
+
+    Options:
+        TABLE|FILE: Table, as schema.table, or the file of a spec.
+        --dialect: Engine to write for.
+        --location URL: Folder of the files, if the engine reaches them by another URL.
     """
-    body("ddl").ddl(ctx, table, dialect.value, location, tables)
+    body("create").ddl(ctx, table, dialect, location, tables)
 
 
 def check(
@@ -284,14 +240,8 @@ def check(
     names: Names = None,
     *,
     tables: Tables = None,
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="Do not read fragments; use the count of unfit records from registration.",
-        ),
-    ] = False,
-    output_format: Output = OutputFormat.TABLE,
+    quick: bool = False,
+    output_format: Output = "table",
 ) -> None:
     """Audit tables now, as Dagster's checks do. Exits with 1 if anything is red.
 
@@ -311,25 +261,19 @@ def check(
     gazctl lake check
 
     gazctl lake check shop.orders --quick -o json
+
+    Options:
+        --quick: Do not read fragments; use the count of unfit records from registration.
     """
     body("check").check(ctx, names or [], tables, output_format, quick=quick)
 
 
 def flush(
     ctx: typer.Context,
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="TABLE",
-            autocompletion=complete_all_tables,
-            help="Raw or typed tables, as schema.table.",
-        ),
-    ],
+    names: Annotated[list[str], typer.Argument(autocompletion=complete_all_tables)],
     *,
     tables: Tables = None,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="Longest wait, as 1m30s.")
-    ] = "1m",
+    timeout: str = "1m",
 ) -> None:
     """Bring tables up to date now, without waiting for the flush interval.
 
@@ -343,6 +287,10 @@ def flush(
     gazctl lake flush shop.orders
 
     gazctl lake flush typed.orders --timeout 10m
+
+    Options:
+        TABLE: Raw or typed tables, as schema.table.
+        --timeout DURATION: Longest wait, as 1m30s.
     """
     body("run").flush(ctx, names, tables, timeout)
 
@@ -351,10 +299,8 @@ def doctor(
     ctx: typer.Context,
     *,
     tables: Tables = None,
-    spark: Annotated[
-        bool, typer.Option("--spark", help="Also start Spark, with the platform's settings.")
-    ] = False,
-    output_format: Output = OutputFormat.TABLE,
+    spark: bool = False,
+    output_format: Output = "table",
 ) -> None:
     """Check the servers that tables need, above all your own, and say what to configure.
 
@@ -367,86 +313,29 @@ def doctor(
     gazctl lake doctor
 
     GAZETTE_TRINO_URI=http://trino.example.com:8080 gazctl lake doctor --spark
+
+    Options:
+        --spark: Also start Spark, with the platform's settings.
     """
-    body("doctor").doctor(ctx, tables, output_format, spark=spark)
+    body("check").doctor(ctx, tables, output_format, spark=spark)
 
 
 def quarantine(
     ctx: typer.Context,
-    table: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TABLE",
-            show_default=False,
-            autocompletion=complete_all_tables,
-            help="Table, as schema.table. With --list, all tables if you name none.",
-        ),
-    ] = None,
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="FILE",
-            show_default=False,
-            help="Fragment files: names, paths or URLs, as checks and $path show them.",
-        ),
-    ] = None,
+    table: Annotated[str | None, typer.Argument(autocompletion=complete_all_tables)] = None,
+    files: list[str] | None = None,
     *,
     tables: Tables = None,
-    unfit: Annotated[
-        bool,
-        typer.Option(
-            "--unfit", help="Also set aside every file that is damaged or has unfit records."
-        ),
-    ] = False,
-    why: Annotated[
-        str,
-        typer.Option(
-            "--why", metavar="TEXT", show_default=False, help="Reason, which --list shows."
-        ),
-    ] = "",
-    restore: Annotated[
-        bool, typer.Option("--restore", help="Restore files to the table instead.")
-    ] = False,
-    list_aside: Annotated[
-        bool, typer.Option("--list", help="List the files that are aside, and why.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would change, but change nothing.")
-    ] = False,
-    journal: Annotated[
-        str,
-        typer.Option(
-            "--journal",
-            metavar="NAME",
-            show_default=False,
-            help="Only records of this journal.",
-            rich_help_panel=_OF_RECORDS,
-        ),
-    ] = "",
-    begin: Annotated[
-        int,
-        typer.Option(
-            "--begin",
-            min=0,
-            help="First offset in that journal.",
-            rich_help_panel=_OF_RECORDS,
-        ),
-    ] = 0,
-    reason: Annotated[
-        str,
-        typer.Option(
-            "--reason",
-            metavar="TEXT",
-            show_default=False,
-            help="Only records whose reason contains this text.",
-            rich_help_panel=_OF_RECORDS,
-        ),
-    ] = "",
-    limit: Annotated[
-        int,
-        typer.Option("--limit", min=1, help="Most records to list.", rich_help_panel=_OF_RECORDS),
-    ] = 20,
-    output_format: Output = OutputFormat.TABLE,
+    unfit: bool = False,
+    why: str = "",
+    restore: bool = False,
+    list_aside: bool = False,
+    dry_run: bool = False,
+    journal: Annotated[str, typer.Option(rich_help_panel=_OF_RECORDS)] = "",
+    begin: Annotated[int, typer.Option(min=0, rich_help_panel=_OF_RECORDS)] = 0,
+    reason: Annotated[str, typer.Option(rich_help_panel=_OF_RECORDS)] = "",
+    limit: Annotated[int, typer.Option(min=1, rich_help_panel=_OF_RECORDS)] = 20,
+    output_format: Output = "table",
 ) -> None:
     """Set files of a table aside so that queries skip them, or restore them.
 
@@ -471,6 +360,19 @@ def quarantine(
     gazctl lake quarantine shop.orders --restore 0000000000000000-0000000000000034-….gz
 
     gazctl lake quarantine typed.orders --journal orders/region=eu --reason "no timestamptz" -o json
+
+    Options:
+        TABLE: Table, as schema.table. With --list, all tables if you name none.
+        FILE: Fragment files: names, paths or URLs, as checks and $path show them.
+        --unfit: Also set aside every file that is damaged or has unfit records.
+        --why TEXT: Reason, which --list shows.
+        --restore: Restore files to the table instead.
+        --list: List the files that are aside, and why.
+        --dry-run: Show what would change, but change nothing.
+        --journal NAME: Only records of this journal.
+        --begin: First offset in that journal.
+        --reason TEXT: Only records whose reason contains this text.
+        --limit: Most records to list.
     """
     if table is not None and not (files or unfit or restore or list_aside):
         if begin and not journal:
@@ -515,23 +417,9 @@ def repair(
     names: Names = None,
     *,
     tables: Tables = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would change, but change nothing.")
-    ] = False,
-    pruned: Annotated[
-        bool,
-        typer.Option(
-            "--pruned",
-            help="Instead, forget fragments that are gone, even without proof that they were pruned.",
-        ),
-    ] = False,
-    same: Annotated[
-        bool,
-        typer.Option(
-            "--same",
-            help="Instead, treat journals that were created again as the ones that were registered.",
-        ),
-    ] = False,
+    dry_run: bool = False,
+    pruned: bool = False,
+    same: bool = False,
 ) -> None:
     """Move files aside that other files cover, so that queries see each row once.
 
@@ -556,40 +444,32 @@ def repair(
     gazctl lake repair --pruned shop.orders
 
     gazctl lake repair --same shop.orders
+
+    Options:
+        --dry-run: Show what would change, but change nothing.
+        --pruned: Instead, forget fragments that are gone, even without proof that they were pruned.
+        --same: Instead, treat journals that were created again as the ones that were registered.
     """
     if pruned and same:
         raise ValidationError("goes without --pruned; give one of them", path="--same")
     if same:
-        body("repair").adopt(ctx, names or [], tables, dry_run=dry_run)
+        body("quarantine").adopt(ctx, names or [], tables, dry_run=dry_run)
         return
     if pruned:
-        body("repair").forget_pruned(ctx, names or [], tables, dry_run=dry_run)
+        body("quarantine").forget_pruned(ctx, names or [], tables, dry_run=dry_run)
         return
-    body("repair").repair(ctx, names or [], tables, dry_run=dry_run)
+    body("quarantine").repair(ctx, names or [], tables, dry_run=dry_run)
 
 
 def create(
     ctx: typer.Context,
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE", show_default=False, help="Name of the table, as schema.table."
-        ),
-    ],
+    table: str,
     journals: Journals = None,
     *,
     selector: SelectorOrNames = None,
-    raw_only: Annotated[
-        bool, typer.Option("--raw-only", help="Create only the raw table.")
-    ] = False,
-    yes: Annotated[
-        bool,
-        typer.Option("-y", "--yes", help="Create the table without showing the spec and asking."),
-    ] = False,
-    data_format: Annotated[
-        DataFormat | None,
-        typer.Option("--data", help="Format of the records. Default: detected."),
-    ] = None,
+    raw_only: bool = False,
+    yes: bool = False,
+    data_format: DataFormat | None = None,
     journals_max: JournalsMax = 16,
     sample_bytes: SampleBytes = 128 << 10,
     tables: Tables = None,
@@ -611,13 +491,19 @@ def create(
     gazctl lake create shop.orders -l name:prefix=orders/ --yes
 
     gazctl lake create shop.logs logs/ --raw-only
+
+    Options:
+        TABLE: Name of the table, as schema.table.
+        --raw-only: Create only the raw table.
+        -y, --yes: Create the table without showing the spec and asking.
+        --data: Format of the records. Default: detected.
     """
     body("create").create(
         ctx,
         table,
         Selection.of(journals, selector),
         tables,
-        data_format=data_format.value if data_format is not None else "",
+        data_format=data_format or "",
         is_typed=not raw_only,
         journals_max=journals_max,
         sample_bytes=sample_bytes,
@@ -626,19 +512,9 @@ def create(
 
 
 def drop(
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE",
-            show_default=False,
-            autocompletion=complete_all_tables,
-            help="Raw or typed table, as schema.table.",
-        ),
-    ],
+    table: Annotated[str, typer.Argument(autocompletion=complete_all_tables)],
     *,
-    yes: Annotated[
-        bool, typer.Option("-y", "--yes", help="Drop a typed table without asking.")
-    ] = False,
+    yes: bool = False,
     tables: Tables = None,
 ) -> None:
     """Drop a table: remove its spec, and its entry in the metastore or catalog.
@@ -655,5 +531,197 @@ def drop(
     gazctl lake drop shop.logs > logs.yaml
 
     gazctl lake drop typed.orders --yes
+
+    Options:
+        TABLE: Raw or typed table, as schema.table.
+        -y, --yes: Drop a typed table without asking.
     """
     body("apply").drop(table, tables, yes=yes)
+
+
+Engine = Literal["spark", "local"]
+"""Who reads journals and writes files."""
+
+
+TypedNames = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TABLE",
+        show_default=False,
+        autocompletion=complete_typed_tables,
+        help="Typed tables, by their name or that of their raw table. Default: all.",
+    ),
+]
+
+TypedName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLE",
+        autocompletion=complete_typed_tables,
+        help="Typed table, by its name or that of its raw table.",
+    ),
+]
+Workers = Annotated[
+    Engine | None,
+    typer.Option(
+        "--engine",
+        show_default=False,
+        help="spark, or local: this process, without a JVM. Default: spark if it is configured, else local.",
+    ),
+]
+
+
+def run(
+    ctx: typer.Context,
+    names: TypedNames = None,
+    *,
+    tables: Tables = None,
+    engine: Workers = None,
+    continuous: bool = False,
+    give_up: list[str] | None = None,
+    begin_anew: list[str] | None = None,
+    accept_rollback: bool = False,
+    yes: bool = False,
+    output_format: Output = "table",
+) -> None:
+    """Bring typed tables up to date with their journals. A run commits all of its rows, or none.
+
+    The command runs each table once, after it creates or changes the table as the spec says. It reports rows, quarantined
+    records, bytes read, and the offset that each journal reached. If a run fails or is killed, the table stays as it was,
+    and the next run does the work. Exits with 1 if a run failed, if no broker and no store holds the next bytes of a
+    journal, or if a journal was deleted and created again; the other tables still run.
+
+    With --continuous the command keeps reading the specs, and runs the tables that set `every`. SIGTERM or Ctrl-C lets
+    the current run finish; a second signal cancels it.
+
+    **Examples**
+
+    gazctl lake run
+
+    gazctl lake run typed.orders --engine local -o json
+
+    gazctl lake run --continuous
+
+    gazctl lake run typed.orders --give-up orders/region=eu=104857600
+
+    Options:
+        --continuous: Keep running each table, as often as its `every` says, until SIGTERM.
+        --give-up JOURNAL=OFFSET: Skip what no broker and no store holds before this offset. The table will lack its
+            messages.
+        --begin-anew JOURNAL[=OFFSET]: Read a journal that was deleted and created again from its beginning, or from
+            OFFSET. Rows of the former journal stay.
+        --accept-rollback: Continue with a table that was rolled back: show what will be read again and what is lost,
+            ask, and move the tag of its progress to its current snapshot.
+        -y, --yes: Accept the rollback without asking.
+    """
+    for path, given in (
+        ("--give-up", give_up),
+        ("--begin-anew", begin_anew),
+        ("--accept-rollback", accept_rollback),
+    ):
+        if given and continuous:
+            raise ValidationError("is a word for one run: leave out --continuous", path=path)
+    if yes and not accept_rollback:
+        raise ValidationError("goes with --accept-rollback", path="--yes")
+    if accept_rollback:
+        body("backfill").accept(ctx, names or [], tables, is_confirmed=yes)
+    work = body("run")
+    if continuous:
+        work.go_on(ctx, names or [], tables, output_format, engine=engine)
+        return
+    work.once(
+        ctx,
+        names or [],
+        tables,
+        output_format,
+        engine=engine,
+        give_up=give_up or [],
+        begin_anew=begin_anew or [],
+    )
+
+
+def backfill(
+    ctx: typer.Context,
+    table: TypedName,
+    *,
+    tables: Tables = None,
+    partition: list[str] | None = None,
+    journal: str = "",
+    begin: Annotated[int, typer.Option(min=0)] = 0,
+    end: Annotated[int | None, typer.Option(min=1)] = None,
+    engine: Workers = None,
+    output_format: Output = "table",
+) -> None:
+    """Rebuild rows of a typed table, for a Hive partition or for offsets of a journal, in one commit.
+
+    Use it after you change a spec, or when `gazctl lake check` reports lost or repeated rows. It replaces the rows and
+    quarantined records of these offsets by those of their committed messages. You may repeat it at any time, also
+    during runs. It extends the offsets to whole fragments. Where no broker and no store holds the content any more,
+    rows stay as they are, and the command exits with 1.
+
+    **Examples**
+
+    gazctl lake backfill typed.orders --partition date=2026-01-02
+
+    gazctl lake backfill typed.orders --partition date=2026-01-02 --partition region=eu --engine local
+
+    gazctl lake backfill typed.orders --journal orders/region=eu --from 0 --to 104857600
+
+    Options:
+        --partition COLUMN=VALUE: Hive partition of the raw table. Repeat it for several columns.
+        --journal NAME: Journal to rebuild, instead of a Hive partition.
+        --from OFFSET: First offset to read in that journal.
+        --to OFFSET: Offset after the last byte to read. Default: where the table is now.
+    """
+    if bool(partition) == bool(journal):
+        raise ValidationError(
+            "say what to make again: either this, or --journal", path="--partition"
+        )
+    if partition and (begin or end is not None):
+        raise ValidationError("are offsets of one journal: give --journal", path="--from, --to")
+    body("backfill").backfill(
+        ctx,
+        table,
+        tables,
+        output_format,
+        partitions=partition or [],
+        journal=journal,
+        begin=begin,
+        end=end,
+        engine=engine,
+    )
+
+
+def reprocess(
+    table: TypedName,
+    *,
+    tables: Tables = None,
+    journal: str = "",
+    begin: Annotated[int, typer.Option(min=0)] = 0,
+    end: Annotated[int | None, typer.Option(min=1)] = None,
+    reason: str = "",
+    output_format: Output = "table",
+) -> None:
+    """Parse quarantined records again, and make rows of those that fit now.
+
+    Use it after you change a spec. The quarantine holds the bytes of its records, so no journal is read. Records that fit
+    become rows and leave the quarantine, in one commit. The others stay, with their new reason. `gazctl lake quarantine`
+    lists them.
+
+    **Examples**
+
+    gazctl lake reprocess typed.orders
+
+    gazctl lake reprocess typed.orders --journal orders/region=eu --reason "no timestamptz" -o json
+
+    Options:
+        --journal NAME: Only records of this journal.
+        --begin OFFSET: First offset in that journal.
+        --end OFFSET: Offset after the last one, in that journal.
+        --reason TEXT: Only records whose reason contains this text.
+    """
+    if (begin or end is not None) and not journal:
+        raise ValidationError("are offsets of one journal: give --journal", path="--begin, --end")
+    body("backfill").reprocess(
+        table, tables, output_format, journal=journal, begin=begin, end=end, reason=reason
+    )

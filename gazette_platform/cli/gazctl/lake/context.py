@@ -1,4 +1,4 @@
-"""What commands of `gazctl lake` work with: settings, the folder of specs, brokers, the metastore, and tables by name."""
+"""What commands of `gazctl lake` share: settings, specs, brokers, the metastore, tables by name, and texts on holes."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.spec.folder import or_meant
 from gazette_platform.lake.spec.typed import TypedSpec
+from gazette_platform.lake.typed.planning.ranges import Hole, HoleKind
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import JournalSpec
@@ -223,7 +224,7 @@ def refused_rollups(settings: LakeSettings, tables: Path, names: list[str]) -> d
 
 def print_values(values: list[dict[str, Any]], output_format: OutputFormat) -> None:
     """Print plain values for programs."""
-    if output_format is OutputFormat.JSON:
+    if output_format == "json":
         print_json(values, indent=True)
     else:
         print_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
@@ -307,3 +308,30 @@ def _why_not(name: str, folder: Path, found: SpecFolder, known: set[str]) -> str
         f"no spec in {folder} is of a typed table {name}{others} (`gazctl lake list` shows all)"
         + or_meant([name], known)
     )
+
+
+def hole_text(table: str, hole: Hole) -> str:
+    """What a hole of a journal is to a typed table, and what may be done."""
+    what = f"bytes {hole.begin} to {hole.end} of {hole.journal}"
+    give_up = f"`gazctl lake run {table} --give-up {hole.journal}={hole.end}`"
+    match hole.kind:
+        case HoleKind.PRUNED:
+            return f"{what} were pruned before they were read, so it stands still; {give_up} goes on without them"
+        case HoleKind.MISSING:
+            return (
+                f"nobody holds {what} now, so it waits: they may be on their way to their store; if they are "
+                f"lost, {give_up} goes on without them"
+            )
+        case HoleKind.OPEN_PRUNED:
+            return (
+                f"{what} were pruned, in which a transaction begins that is open: if that is committed, runs fail, until "
+                f"{give_up} goes on without what is left of it"
+            )
+        case HoleKind.MADE_AGAIN:
+            return (
+                f"{hole.journal} is not the journal that was read up to {hole.end}, and ends at {hole.begin}: it was "
+                f"deleted and made again, or lost its end. It stands still until you decide: `gazctl lake run {table} "
+                f"--begin-anew {hole.journal}` reads it from its beginning, beside the rows of the former one; "
+                f"`--begin-anew {hole.journal}=OFFSET` reads on from there, as from {hole.end} if its content is the "
+                "same as before"
+            )

@@ -364,12 +364,12 @@ def list_tables(
     """List tables."""
     found = _standings(ctx, names, tables)
     summaries = [each.summary() for each in found.all]
-    if output_format is ListFormat.TABLE:
+    if output_format == "table":
         _print_list(found)
-    elif output_format is ListFormat.PROMETHEUS:
+    elif output_format == "prometheus":
         print_text(prometheus_text(summaries).rstrip("\n"))
     else:
-        print_values(summaries + found.refused(), OutputFormat(output_format.value))
+        print_values(summaries + found.refused(), output_format)
     found.exit()
 
 
@@ -391,7 +391,7 @@ def describe(
 ) -> None:
     """Describe tables."""
     found = _standings(ctx, names, tables)
-    if output_format is not OutputFormat.TABLE:
+    if output_format != "table":
         values = [_full(each) for each in found.standings]
         values += [typed_full(each) for each in found.typed]
         values += [rollup_full(each) for each in found.rollups]

@@ -1,4 +1,4 @@
-"""`gazctl lake quarantine`: files that are set aside, and rejected records of typed tables."""
+"""`gazctl lake quarantine` and `repair`: files that are set aside or that others cover, rejected records, and prunes to follow."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import typer
 from gazette_platform.cli.errors import EXIT_FAILED
 from gazette_platform.cli.gazctl.lake.commands import OutputFormat
 from gazette_platform.cli.gazctl.lake.context import (
+    RegisteredTable,
     apart,
     brokers,
     print_values,
+    registered_tables,
     settings_of,
     specs_named,
     tables_folder,
@@ -24,9 +26,10 @@ from gazette_platform.cli.output import NONE, note, print_table, print_text, pri
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
-from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, TableSpec
+from gazette_platform.lake import BrokerSource, Registrar, Repairer, Shrinker, StoreRoots, TableSpec
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.raw.audits.full_audit import audit_content
+from gazette_platform.lake.raw.applying import adopt_journals
+from gazette_platform.lake.raw.audits.full_audit import audit_content, audit_index
 from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.raw.catch_up import catch_up
 from gazette_platform.lake.raw.quarantine import AsideFile, Quarantine
@@ -65,7 +68,7 @@ def list_records(
     rows = quarantined_rows(
         handle, journal=journal, begin=begin, reason=reason, limit=limit + 1
     ).to_pylist()
-    if output_format is OutputFormat.TABLE:
+    if output_format == "table":
         print_table(
             ["Journal", "Begin", "End", "Reason", "Record"], [_cells(row) for row in rows[:limit]]
         )
@@ -128,7 +131,7 @@ def list_aside(
     with brokers(ctx, settings) as client:
         work = Quarantine(BrokerSource(client), StoreRoots(settings.store_roots), SystemClock())
         found = [each for spec in specs.values() for each in work.files_aside(spec)]
-    if output_format is not OutputFormat.TABLE:
+    if output_format != "table":
         print_values([_plain(_values(each, "aside")) for each in found], output_format)
         return
     print_table(
@@ -311,7 +314,7 @@ def _stays(spec: TableSpec, fragment: Fragment, err: GazetteError) -> dict[str, 
 
 
 def _tell(told: list[dict[str, Any]], output_format: OutputFormat) -> None:
-    if output_format is OutputFormat.TABLE:
+    if output_format == "table":
         for each in told:
             print_text(printable(_line(each)))
     else:
@@ -329,3 +332,99 @@ def _line(each: Mapping[str, Any]) -> str:
 
 def _plain(each: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in each.items() if name != _FRAGMENT}
+
+
+def adopt(ctx: typer.Context, names: list[str], tables: Path | None, *, dry_run: bool) -> None:
+    """Have accounts of raw tables belong to the journals of now."""
+    for at in registered_tables(ctx, names, tables):
+        created = at.source.created(at.spec.label_selector)
+        count = adopt_journals(at.session, at.table, created, is_dry_run=dry_run)
+        verb = "would belong" if dry_run else "belong"
+        print_text(
+            f"{at.spec.name}: {count} Hive partition(s) {verb} to the journals that were created again"
+        )
+
+
+def forget_pruned(
+    ctx: typer.Context, names: list[str], tables: Path | None, *, dry_run: bool
+) -> None:
+    """Have accounts follow prunes that nothing proves, and exit with 1 if some could not be looked at."""
+    left = sum(_forget(each, dry_run=dry_run) for each in registered_tables(ctx, names, tables))
+    if left:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _forget(at: RegisteredTable, *, dry_run: bool) -> int:
+    """One table. Returns: how many journals could not be looked at, or not whole."""
+    spec = at.spec
+    shrinker, shrunk, left = Shrinker(at.source, at.roots), 0, 0
+    journals = at.journals()
+    cursors = at.cursors(journals)
+    for journal in journals:
+        after: str | None = ""
+        while after is not None:
+            try:
+                found = shrinker.look(
+                    at.session,
+                    spec,
+                    at.table,
+                    journal,
+                    cursors[journal.name],
+                    after=after,
+                    is_confirmed=True,
+                    is_dry_run=dry_run,
+                )
+            except GazetteError as err:
+                note(f"{spec.name}: {err}")
+                left += 1
+                break
+            for text in found.doubts:
+                note(f"{spec.name}: {text}")
+            left += bool(found.doubts)
+            shrunk += found.shrunk
+            if found.is_complete:
+                after = found.following
+    verb = "would be forgotten" if dry_run else "is forgotten"
+    print_text(
+        f"{spec.name}: what was pruned of {shrunk} Hive partition(s) {verb}"
+        + ("" if dry_run or not shrunk else "; the sensor drops those that hold nothing any more")
+    )
+    return left
+
+
+def repair(ctx: typer.Context, names: list[str], tables: Path | None, *, dry_run: bool) -> None:
+    """Move covered files aside, and exit with 1 if some that overlap stay."""
+    left = sum(_repair(each, dry_run=dry_run) for each in registered_tables(ctx, names, tables))
+    if left and not dry_run:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _repair(at: RegisteredTable, *, dry_run: bool) -> int:
+    """Repair one table. Returns: how many files that overlap others stay."""
+    spec, table = at.spec, at.table
+    found = [
+        finding
+        for finding in audit_index(at.session, spec, table, at.source, at.roots)
+        if finding.kind == "overlap" and finding.excluded
+    ]
+    if dry_run:
+        for finding in found:
+            print_text(f"{spec.name}: would look at {finding.path}: {finding.text}")
+        return len(found)
+    cursors = at.cursors(at.journals())
+    moved = 0
+    repairer = Repairer(at.source, at.roots)
+    while found:
+        done = repairer.repair(at.session, table, found, cursors)
+        for each in done.moved:
+            print_text(f"{spec.name}: moved {each.finding.path} to {each.target}")
+        for path, why in {**done.waiting, **done.refused}.items():
+            note(f"{spec.name}: {path} stays: {why}")
+        moved += len(done.moved)
+        gone = {each.finding.path for each in done.moved}
+        found = [finding for finding in found if finding.path not in gone]
+        # A call is bounded. One that moved nothing has nothing more to do.
+        if not gone:
+            break
+    print_text(f"{spec.name}: {moved} file(s) moved aside, {len(found)} that overlap stay")
+    return len(found)

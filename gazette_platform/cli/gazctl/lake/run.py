@@ -18,11 +18,12 @@ from rich.filesize import decimal
 from gazette_platform.cli.bars import StepLine
 from gazette_platform.cli.errors import EXIT_FAILED
 from gazette_platform.cli.gazctl.arguments import seconds_of
-from gazette_platform.cli.gazctl.lake.commands import OutputFormat
+from gazette_platform.cli.gazctl.lake.commands import Engine, OutputFormat
 from gazette_platform.cli.gazctl.lake.context import (
     TypedTable,
     apart,
     brokers,
+    hole_text,
     print_values,
     settings_of,
     specs_named,
@@ -30,8 +31,6 @@ from gazette_platform.cli.gazctl.lake.context import (
     typed_named,
     unless_fenced,
 )
-from gazette_platform.cli.gazctl.lake.holes import hole_text
-from gazette_platform.cli.gazctl.lake.typed_commands import Engine
 from gazette_platform.cli.output import note, print_json, print_text, printable
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
@@ -120,7 +119,7 @@ def workers_of(settings: LakeSettings, engine: Engine | None, line: StepLine) ->
     Raises: SetupError, LakeError: Spark is not configured, or does not start.
     """
     is_configured = bool(settings.metastore and settings.iceberg_jar)
-    if engine is Engine.LOCAL or (engine is None and not is_configured):
+    if engine == "local" or (engine is None and not is_configured):
         yield Hands(local_workers(), lambda: True)
         return
     from py4j.protocol import (  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, and slow
@@ -177,10 +176,10 @@ def once(
                 anew = _begun_anew(client, table, begin_anew)
                 values, is_whole = _ran(runner, table, given_up, anew)
                 is_well &= is_whole
-                if output_format is OutputFormat.TABLE:
+                if output_format == "table":
                     _print_line(values)
                 told.append(values)
-    if output_format is not OutputFormat.TABLE:
+    if output_format != "table":
         print_values(told, output_format)
     if not is_well:
         raise typer.Exit(EXIT_FAILED)
@@ -252,12 +251,12 @@ def caught_up(
     """
     is_well = True
     for engine, of_engine in (
-        (Engine.LOCAL, [each for each in tables if not each.typed.key]),
+        ("local", [each for each in tables if not each.typed.key]),
         (None, [each for each in tables if each.typed.key]),
     ):
         if not of_engine:
             continue
-        with _runner(ctx, settings, engine, OutputFormat.TABLE) as (runner, _, _):
+        with _runner(ctx, settings, engine, "table") as (runner, _, _):
             for table in of_engine:
                 is_well &= _caught_up(runner, table, deadline)
     return is_well
@@ -283,7 +282,7 @@ def _runner(
     engine: Engine | None,
     output_format: OutputFormat,
 ) -> Iterator[tuple[TypedRunner, Client, Callable[[], bool]]]:
-    is_shown = output_format is OutputFormat.TABLE and sys.stderr.isatty()
+    is_shown = output_format == "table" and sys.stderr.isatty()
     with (
         StepLine(is_shown=is_shown) as line,
         brokers(ctx, settings, reads_files=True) as client,
@@ -449,9 +448,9 @@ def run_values(report: RunReport) -> dict[str, Any]:
 
 def _print_one(values: dict[str, Any], output_format: OutputFormat) -> None:
     match output_format:
-        case OutputFormat.JSON:
+        case "json":
             print_json(values)
-        case OutputFormat.YAML:
+        case "yaml":
             print_text(
                 "---\n" + yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end=""
             )

@@ -14,9 +14,9 @@ app = noun(
         "list": "list:list_shards",
         "apply": "apply:apply",
         "edit": "apply:edit",
-        "prune": "prune:prune",
-        "recover": "recover:recover",
-        "unassign": "recover:unassign",
+        "prune": "recovery:prune",
+        "recover": "recovery:recover",
+        "unassign": "recovery:unassign",
     },
     help_text="List, apply and unassign shards of consumers, and keep their recovery logs.",
 )

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from gazette_platform.cli.gazctl.arguments import Ids, ShardSelection, ShardSelector
+from gazette_platform.cli.gazctl.connection import connected_shards, matching_shards
 from gazette_platform.cli.gazctl.plan import Found, Wanted
-from gazette_platform.cli.gazctl.shards.connection import (
-    Ids,
-    ShardSelection,
-    ShardSelector,
-    connected_shards,
-    matching_shards,
-)
 from gazette_platform.cli.gazctl.specs import (
     BatchSize,
     SpecFiles,
@@ -54,19 +49,9 @@ def apply(
     files: SpecFiles = None,
     *,
     specs: SpecsOption = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Check the specs, print the request they stand for, change nothing."
-        ),
-    ] = False,
+    dry_run: bool = False,
     max_txn_size: BatchSize = 0,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "-f", "--force", help="Change shards whose specs differ and give no revision."
-        ),
-    ] = False,
+    force: bool = False,
 ) -> None:
     """Make shards as YAML specs say.
 
@@ -84,6 +69,10 @@ def apply(
     gazctl shards apply shards.yaml
 
     gazctl shards list -o yaml | sed 's/hot_standbys: 1/hot_standbys: 2/' | gazctl shards apply
+
+    Options:
+        --dry-run: Check the specs, print the request they stand for, change nothing.
+        -f, --force: Change shards whose specs differ and give no revision.
     """
     parsed = {name: _parse(document, name) for name, document in read_specs(files, specs)}
     require_distinct({name: map(_id, changes) for name, changes in parsed.items()})

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from gazette_platform.cli.gazctl.shards.connection import (
-    Ids,
-    ShardSelection,
-    ShardSelector,
-    connected_shards,
-)
-from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.cli.gazctl.arguments import Ids, ShardSelection, ShardSelector
+from gazette_platform.cli.gazctl.connection import connected_shards
+from gazette_platform.cli.output import NONE, note, print_message, print_table, print_text
 from gazette_platform.consumer.client import (
     ShardClient,
     ShardListing,
@@ -23,7 +18,6 @@ from gazette_platform.consumer.client import (
 from gazette_platform.consumer.protocol import ReplicaCode, shards_yaml
 from gazette_platform.errors import StatusError
 from gazette_platform.ops.tasks import side_by_side
-from gazette_platform.protocol import message_jsonpb, message_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,13 +28,8 @@ if TYPE_CHECKING:
 _SHARDS_AT_A_TIME = 32
 
 
-class ShardsFormat(enum.StrEnum):
-    """Formats of a listing."""
-
-    TABLE = "table"
-    YAML = "yaml"
-    JSON = "json"
-    PROTO = "proto"
+ShardsFormat = Literal["table", "yaml", "json", "proto"]
+"""Formats of a listing."""
 
 
 def list_shards(
@@ -48,24 +37,12 @@ def list_shards(
     ids: Ids = None,
     *,
     selector: ShardSelector = None,
-    output_format: Annotated[
-        ShardsFormat, typer.Option("-o", "--format", help="Output format.")
-    ] = ShardsFormat.TABLE,
-    label_columns: Annotated[
-        list[str] | None,
-        typer.Option("-L", "--label-columns", help="Label to show as a column; may be repeated."),
-    ] = None,
-    primary: Annotated[
-        bool, typer.Option("-p", "--primary", help="Show the primary process.")
-    ] = False,
-    replicas: Annotated[
-        bool, typer.Option("-r", "--replicas", help="Show the hot standbys.")
-    ] = False,
-    rf: Annotated[bool, typer.Option("--rf", help="Show how many replicas are wanted.")] = False,
-    lag: Annotated[
-        bool,
-        typer.Option("--lag", help="Show how many bytes of each source are still to be read."),
-    ] = False,
+    output_format: ShardsFormat = "table",
+    label_columns: list[str] | None = None,
+    primary: bool = False,
+    replicas: bool = False,
+    rf: bool = False,
+    lag: bool = False,
 ) -> None:
     """List shards, how their replicas stand, and their specs.
 
@@ -77,15 +54,23 @@ def list_shards(
     gazctl shards list -l team=search -p -r --lag
 
     gazctl shards list shard-000 -o yaml > shard.yaml
+
+    Options:
+        -o, --format: Output format.
+        -L, --label-columns: Label to show as a column; may be repeated.
+        -p, --primary: Show the primary process.
+        -r, --replicas: Show the hot standbys.
+        --rf: Show how many replicas are wanted.
+        --lag: Show how many bytes of each source are still to be read.
     """
     selection = ShardSelection.of(ids, selector, is_needed=False)
     columns = _columns(label_columns or (), rf=rf, primary=primary, replicas=replicas)
 
     async def work(shards: ShardClient, client: AsyncClient) -> None:
         snapshot = await shards.list(selection.selector)
-        if selection.ids:
+        if selection.names:
             selection.check(each.id for each in snapshot)
-        if output_format is not ShardsFormat.TABLE:
+        if output_format != "table":
             _print_listing(snapshot, output_format)
             return
         rows = [[cell(each) for _, cell in columns] for each in snapshot]
@@ -185,11 +170,7 @@ def _none_text(selector: str) -> str:
 
 
 def _print_listing(snapshot: ShardSnapshot, output_format: ShardsFormat) -> None:
-    if output_format is ShardsFormat.YAML:
+    if output_format == "yaml":
         print_text(shards_yaml((each.spec, each.mod_revision) for each in snapshot), end="")
-        return
-    response = shard_list_response(snapshot)
-    if output_format is ShardsFormat.JSON:
-        print_json(message_jsonpb(response))
     else:
-        print_text(message_text(response), end="")
+        print_message(shard_list_response(snapshot), output_format)

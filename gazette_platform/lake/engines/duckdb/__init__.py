@@ -1,8 +1,8 @@
 """SQL without a server: DuckDB in this process over the journals of table specs.
 
-Nouns: a *snapshot* is what a table holds at an instant, journals up to their write heads; a *segment* is
+Nouns: a *snapshot* is what a table holds at an instant, journals up to their write heads; an *extent* is
 a span of a journal's bytes that one persisted fragment holds, or that brokers are asked for; a *scan*
-reads the segments that a query may need. Guarantee: each byte below the heads is read once, whatever
+reads the extents that a query may need. Guarantee: each byte below the heads is read once, whatever
 overlaps; nothing is written. Cost of a query: a List call and two calls a journal of each table that it
 names, then the content of the Hive partitions that it needs, streamed in blocks of 4 MiB.
 

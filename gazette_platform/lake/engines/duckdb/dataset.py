@@ -1,7 +1,7 @@
 """A table as a data set of Arrow, which DuckDB scans: it says which columns it needs, and which rows.
 
 DuckDB takes any subclass of `pyarrow.dataset.Dataset`, asks its `scanner` for the columns of a query and
-hands down comparisons as an Arrow expression. Which segments may hold such rows is decided by Arrow,
+hands down comparisons as an Arrow expression. Which extents may hold such rows is decided by Arrow,
 from what is known of each: its partition values, its journal, its offsets. Only those are read. Of the
 other ways that were tried, DuckDB's `read_json` over the files knows no offsets, no tail and one rule for all
 values that do not fit, and parsing lines in SQL is half as fast.
@@ -20,7 +20,7 @@ from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from gazette_platform.lake.engines.duckdb.names import quoted
-from gazette_platform.lake.engines.duckdb.reading import ScanCounts, SegmentReader
+from gazette_platform.lake.engines.duckdb.reading import ExtentReader, ScanCounts
 from gazette_platform.lake.engines.duckdb.rows import arrow_type, row_parser
 from gazette_platform.lake.spec.formats import header_pattern, header_places
 from gazette_platform.lake.spec.schema import parse_type
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.engines.duckdb.reading import Piece
     from gazette_platform.lake.engines.duckdb.rows import RowParser
-    from gazette_platform.lake.engines.duckdb.snapshot import TableSnapshot
-    from gazette_platform.lake.reading.segments import Segment
+    from gazette_platform.lake.engines.duckdb.snapshot import TableExtent, TableSnapshot
 
 ORIGIN_COLUMNS: Final = ("_journal", "_offset", "_fragment")
 """Where a row comes from: its journal, the byte offset of its record, and the name of the persisted
@@ -47,8 +46,8 @@ _ORIGIN_TYPES: Final = (pa.string(), pa.int64(), pa.string())
 class _Blocks(NamedTuple):
     """How blocks of a scan are had, in the thread of DuckDB that pulls."""
 
-    next: Callable[[SegmentReader], list[Piece]]
-    close: Callable[[SegmentReader], None]
+    next: Callable[[ExtentReader], list[Piece]]
+    close: Callable[[ExtentReader], None]
 
 
 @final
@@ -70,9 +69,9 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
         self,
         snapshot: TableSnapshot,
         *,
-        open_reader: Callable[[Sequence[Segment], RowParser, ScanCounts], SegmentReader],
-        next_block: Callable[[SegmentReader], list[Piece]],
-        close: Callable[[SegmentReader], None],
+        open_reader: Callable[[Sequence[TableExtent], RowParser, ScanCounts], ExtentReader],
+        next_block: Callable[[ExtentReader], list[Piece]],
+        close: Callable[[ExtentReader], None],
         failed: Callable[[BaseException], None],
         parsers: ThreadPoolExecutor,
     ) -> None:
@@ -107,30 +106,30 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
         """
         names = list(columns) if columns is not None else self._schema.names
         wanted = pa.schema([self._schema.field(name) for name in names])
-        segments = prune(self.snapshot, self._schema, filter)
+        extents = prune(self.snapshot, self._schema, filter)
         counts = ScanCounts(
-            segments=len(segments),
-            segments_planned=len(self.snapshot.segments),
-            bytes_planned=sum(segment.end - segment.begin for segment in segments),
+            extents=len(extents),
+            extents_planned=len(self.snapshot.extents),
+            bytes_planned=sum(extent.end - extent.begin for extent in extents),
         )
         self.counts.append(counts)
         # The expression does not list its columns; its text names them all.
         text = str(filter) if filter is not None else ""
         read = [name for name in self._schema.names if name in names or name in text]
-        batches = self._batches(segments, read, wanted, filter, counts)
+        batches = self._batches(extents, read, wanted, filter, counts)
         return Scanner(pa.RecordBatchReader.from_batches(wanted, batches))
 
     def _batches(
         self,
-        segments: Sequence[Segment],
+        extents: Sequence[TableExtent],
         read: list[str],
         wanted: pa.Schema,
         condition: pc.Expression | None,
         counts: ScanCounts,
     ) -> Iterator[pa.RecordBatch]:
-        if not segments:
+        if not extents:
             return
-        reader = self._open_reader(segments, self._parser, counts)
+        reader = self._open_reader(extents, self._parser, counts)
         parsed: deque[Future[pa.Table]] = deque()
         try:
             while pieces := self._blocks.next(reader):
@@ -164,14 +163,14 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
             if name in parsed:
                 arrays.append(parsed[name])
             elif name in places:
-                values = [p.segment.values[places[name]] for p in pieces]
+                values = [p.extent.values[places[name]] for p in pieces]
                 arrays.append(_repeated(values, rows, kind))
             elif name == "_offset":
                 arrays.append(pa.concat_arrays([self._offsets(piece) for piece in pieces]))
             elif name == "_journal":
-                arrays.append(_repeated([p.segment.journal for p in pieces], rows, kind))
+                arrays.append(_repeated([p.extent.journal for p in pieces], rows, kind))
             else:
-                arrays.append(_repeated([_file_name(p.segment) for p in pieces], rows, kind))
+                arrays.append(_repeated([_file_name(p.extent) for p in pieces], rows, kind))
         table = pa.Table.from_arrays(
             arrays, schema=pa.schema([self._schema.field(name) for name in read])
         )
@@ -240,14 +239,14 @@ def _has_floats(kind: pa.DataType) -> bool:
 
 def prune(
     snapshot: TableSnapshot, schema: pa.Schema, condition: pc.Expression | None
-) -> list[Segment]:
-    """The segments that may hold rows for which `condition` is true, in order."""
+) -> list[TableExtent]:
+    """The extents that may hold rows for which `condition` is true, in order."""
     if condition is None:
-        return list(snapshot.segments)
+        return list(snapshot.extents)
     origin = _origin_columns(snapshot)
-    groups: dict[tuple[str, tuple[str | None, ...]], list[Segment]] = {}
-    for segment in snapshot.segments:
-        groups.setdefault((segment.journal, segment.values), []).append(segment)
+    groups: dict[tuple[str, tuple[str | None, ...]], list[TableExtent]] = {}
+    for extent in snapshot.extents:
+        groups.setdefault((extent.journal, extent.values), []).append(extent)
     keys = list(groups)
     expressions = [
         _all_of(
@@ -318,8 +317,8 @@ def _repeated(values: Sequence[str | None], rows: Sequence[int], kind: pa.DataTy
     return pa.concat_arrays(runs)
 
 
-def _file_name(segment: Segment) -> str | None:
-    return segment.listing.fragment.content_name if segment.listing is not None else None
+def _file_name(extent: TableExtent) -> str | None:
+    return extent.listing.fragment.content_name if extent.listing is not None else None
 
 
 def _origin_columns(snapshot: TableSnapshot) -> dict[str, pa.DataType]:

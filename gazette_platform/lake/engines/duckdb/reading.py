@@ -1,4 +1,4 @@
-"""Content of segments, in blocks of whole records: stored fragments past the brokers, tails through them."""
+"""Content of extents, in blocks of whole records: stored fragments past the brokers, tails through them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient, Reader
     from gazette_platform.lake.engines.duckdb.rows import RowParser
-    from gazette_platform.lake.reading.segments import Segment
+    from gazette_platform.lake.engines.duckdb.snapshot import TableExtent
     from gazette_platform.lake.spec.layout import StoreRoots
 
 _log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ _BLOCK_BYTES: Final = 4 << 20
 class ScanCounts:
     """What a query has read; added to as it goes on."""
 
-    segments: int = 0
+    extents: int = 0
     """Pieces of journals that had to be read, of all that were planned."""
-    segments_planned: int = 0
+    extents_planned: int = 0
     fragments_opened: int = 0
     """Persisted fragments that were fetched from their store."""
     bytes_stored: int = 0
@@ -44,7 +44,7 @@ class ScanCounts:
     bytes_served: int = 0
     """Content that came through brokers: the live tail, and fragments of stores out of reach."""
     bytes_planned: int = 0
-    """Content of the segments that are read."""
+    """Content of the extents that are read."""
     bytes_missing: int = 0
     """Content that brokers did not have any more when it was read."""
 
@@ -52,18 +52,18 @@ class ScanCounts:
 @final
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Whole records of one segment."""
+    """Whole records of one extent."""
 
-    segment: Segment
+    extent: TableExtent
     begin: int
     """Byte offset of the first one."""
     content: bytes
-    """Ends with a newline, added if the segment's end lacked it."""
+    """Ends with a newline, added if the extent's end lacked it."""
 
 
 @final
-class SegmentReader(Aclosing):
-    """Reads segments one after the other; the next ones are fetched ahead.
+class ExtentReader(Aclosing):
+    """Reads extents one after the other; the next ones are fetched ahead.
 
     All methods are called on the client's event loop.
     """
@@ -72,7 +72,7 @@ class SegmentReader(Aclosing):
         self,
         client: AsyncClient,
         pool: ReadAhead,
-        segments: Sequence[Segment],
+        extents: Sequence[TableExtent],
         *,
         roots: StoreRoots,
         parser: RowParser,
@@ -83,14 +83,14 @@ class SegmentReader(Aclosing):
         self._roots = roots
         self._parser = parser
         self._counts = counts
-        self._waiting = deque(segments)
-        self._open: deque[tuple[Segment, FragmentStream | None]] = deque()
+        self._waiting = deque(extents)
+        self._open: deque[tuple[TableExtent, FragmentStream | None]] = deque()
         self._reader: Reader | None = None
         self._at = -1
         self._held = b""
 
     async def next_block(self) -> list[Piece]:
-        """Pieces of up to some megabytes, of one segment or several; none at the end.
+        """Pieces of up to some megabytes, of one extent or several; none at the end.
 
         Raises: GazetteError: content cannot be had, or is damaged. Cancellation: the read has to end.
         """
@@ -117,14 +117,14 @@ class SegmentReader(Aclosing):
 
     def _fill(self) -> None:
         while self._waiting and len(self._open) < self._pool.streams_max:
-            segment = self._waiting.popleft()
-            self._open.append((segment, self._stream(segment, is_first=not self._open)))
+            extent = self._waiting.popleft()
+            self._open.append((extent, self._stream(extent, is_first=not self._open)))
 
-    def _stream(self, segment: Segment, *, is_first: bool) -> FragmentStream | None:
+    def _stream(self, extent: TableExtent, *, is_first: bool) -> FragmentStream | None:
         """Begin to fetch a stored fragment; None if brokers have to be asked."""
-        if segment.listing is None:
+        if extent.listing is None:
             return None
-        fragment, url = segment.listing.fragment, segment.listing.signed_url
+        fragment, url = extent.listing.fragment, extent.listing.signed_url
         try:
             if fragment.backing_store.startswith("file:"):
                 location = self._roots.location(fragment.backing_store, directory_of(fragment))
@@ -135,7 +135,7 @@ class SegmentReader(Aclosing):
                     fragment,
                     str(path),
                     path,
-                    offset=segment.begin,
+                    offset=extent.begin,
                     is_first=is_first,
                 )
             if url:
@@ -143,7 +143,7 @@ class SegmentReader(Aclosing):
                     self._pool,
                     fragment,
                     url,
-                    offset=segment.begin,
+                    offset=extent.begin,
                     file_root=None,
                     is_first=is_first,
                 )
@@ -152,40 +152,40 @@ class SegmentReader(Aclosing):
         return None
 
     async def _next_piece(self, wanted: int) -> Piece | None:
-        """Whole records of the first segment; None when it has ended without more."""
-        segment, _ = self._open[0]
+        """Whole records of the first extent; None when it has ended without more."""
+        extent, _ = self._open[0]
         if self._at < 0:
-            self._at = segment.begin
+            self._at = extent.begin
             self._counts.fragments_opened += self._open[0][1] is not None
         begin, held, size = self._at - len(self._held), [self._held], len(self._held)
         while True:
             content = await self._content()
             if content is None:
                 rest = b"".join(held)
-                await self._end_segment()
+                await self._end_extent()
                 if not rest:
                     return None
-                return Piece(segment, begin, rest if rest.endswith(b"\n") else rest + b"\n")
+                return Piece(extent, begin, rest if rest.endswith(b"\n") else rest + b"\n")
             start = self._at - len(content)
             if start != begin + size:  # what lies between was pruned since it was listed
                 if size:
                     raise DataError(
-                        f"{segment.journal}: content after offset {begin} was pruned while it was read: "
+                        f"{extent.journal}: content after offset {begin} was pruned while it was read: "
                         "run the query again"
                     )
                 begin = start
             held.append(bytes(content))
             size += len(content)
-            if size < wanted and size < segment.end - begin:
+            if size < wanted and size < extent.end - begin:
                 continue
             whole = b"".join(held)
             cut = self._parser.cut(whole)
             if cut:
                 self._held = whole[cut:]
-                return Piece(segment, begin, whole[:cut])
+                return Piece(extent, begin, whole[:cut])
             if size > FRAME_BYTES_MAX + _BLOCK_BYTES:
                 raise DataError(
-                    f"{segment.journal}: no record ends within {size} bytes after offset {begin} (is "
+                    f"{extent.journal}: no record ends within {size} bytes after offset {begin} (is "
                     "the table's `format` that of its journals?)"
                 )
             # A record longer than a block is looked at again when there is twice as much of it: to join all at each
@@ -193,9 +193,9 @@ class SegmentReader(Aclosing):
             held, wanted = [whole], min(2 * size, FRAME_BYTES_MAX + _BLOCK_BYTES + 1)
 
     async def _content(self) -> bytes | memoryview | None:
-        """The next content of the first segment, cut at its end."""
-        segment, stream = self._open[0]
-        if self._at >= segment.end:
+        """The next content of the first extent, cut at its end."""
+        extent, stream = self._open[0]
+        if self._at >= extent.end:
             return None
         if stream is not None:
             try:
@@ -204,26 +204,26 @@ class SegmentReader(Aclosing):
                 # Pruned since it was listed, or a store that only brokers reach: they may have it.
                 _log.debug("%s is read through brokers: %s", stream.name, err)
                 stream.close()
-                self._open[0] = (segment, None)
-                return await self._served(segment)
+                self._open[0] = (extent, None)
+                return await self._served(extent)
             if piece is None:
                 return None
-            piece = piece[: segment.end - self._at]
+            piece = piece[: extent.end - self._at]
             self._counts.bytes_stored += len(piece)
             self._at += len(piece)
             if self._at == stream.fragment.end:
                 await stream.next()  # which checks the digest of all
             return piece
-        return await self._served(segment)
+        return await self._served(extent)
 
-    async def _served(self, segment: Segment) -> bytes | memoryview | None:
+    async def _served(self, extent: TableExtent) -> bytes | memoryview | None:
         if self._reader is None:
             self._reader = self._client.read(
-                segment.journal, self._at, end_offset=segment.end, on_jump="continue"
+                extent.journal, self._at, end_offset=extent.end, on_jump="continue"
             )
         piece = await anext(self._reader, None)
         if piece is None:
-            self._counts.bytes_missing += segment.end - self._at
+            self._counts.bytes_missing += extent.end - self._at
             return None
         begin = self._reader.offset - len(piece)
         self._counts.bytes_missing += begin - self._at
@@ -231,7 +231,7 @@ class SegmentReader(Aclosing):
         self._at = self._reader.offset
         return piece
 
-    async def _end_segment(self) -> None:
+    async def _end_extent(self) -> None:
         _, stream = self._open.popleft()
         if stream is not None:
             stream.close()

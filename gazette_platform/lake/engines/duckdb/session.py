@@ -52,12 +52,11 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.engines.duckdb.dataset import TableDataset
     from gazette_platform.lake.engines.duckdb.names import InferredTable
-    from gazette_platform.lake.engines.duckdb.reading import Piece, ScanCounts, SegmentReader
+    from gazette_platform.lake.engines.duckdb.reading import ExtentReader, Piece, ScanCounts
     from gazette_platform.lake.engines.duckdb.rows import RowParser
-    from gazette_platform.lake.engines.duckdb.snapshot import TableSnapshot
+    from gazette_platform.lake.engines.duckdb.snapshot import TableExtent, TableSnapshot
     from gazette_platform.lake.engines.duckdb.typed_view import TypedSeam
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
-    from gazette_platform.lake.reading.segments import Segment
     from gazette_platform.lake.spec.table_spec import TableSpec
 
 # DuckDB's name of a database without a file.
@@ -499,26 +498,26 @@ class LocalSql(Closing):
     # ------------------------------------------------------------------ in DuckDB's threads
 
     def _reader(
-        self, segments: Sequence[Segment], parser: RowParser, counts: ScanCounts
-    ) -> SegmentReader:
-        from gazette_platform.lake.engines.duckdb.reading import SegmentReader  # noqa: PLC0415
+        self, extents: Sequence[TableExtent], parser: RowParser, counts: ScanCounts
+    ) -> ExtentReader:
+        from gazette_platform.lake.engines.duckdb.reading import ExtentReader  # noqa: PLC0415
 
-        return SegmentReader(
+        return ExtentReader(
             self._client.asynchronous,
             self._pool,
-            segments,
+            extents,
             roots=self._roots,
             parser=parser,
             counts=counts,
         )
 
-    def _next_block(self, reader: SegmentReader) -> list[Piece]:
+    def _next_block(self, reader: ExtentReader) -> list[Piece]:
         pieces = self._client.run(reader.next_block())
         if self.on_progress is not None:
             self.on_progress()
         return pieces
 
-    def _close_reader(self, reader: SegmentReader) -> None:
+    def _close_reader(self, reader: ExtentReader) -> None:
         self._client.run(reader.aclose())
 
     def _failed(self, error: BaseException) -> None:

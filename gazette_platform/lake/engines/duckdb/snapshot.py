@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.client.read.extents import Extent, JournalSnapshot, snapshot_of
 from gazette_platform.errors import GazetteError, LakeError, ValidationError
 from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.raw.set_aside import home_directory, is_aside
-from gazette_platform.lake.reading.segments import plan_segments
 from gazette_platform.lake.spec.layout import Layout, PartitionColumn, partition_columns
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import Fragment, JournalSpec, LabelSet, PathPostfixTemplate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
-    from gazette_platform.lake.reading.segments import Segment, SegmentPlan
     from gazette_platform.lake.spec.table_spec import TableSpec
+
+Values = tuple[str | None, ...]
 
 _JOURNALS_AT_A_TIME = 16
 # Of signed URLs: a query that runs longer reads the rest through brokers.
@@ -27,23 +28,12 @@ _URL_TTL_S = 3600.0
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalSnapshot:
-    """A journal up to its write head at the instant of the snapshot."""
+@dataclass(frozen=True, slots=True, repr=False)
+class TableExtent(Extent):
+    """An extent of one of the table's journals, and its Hive partition."""
 
-    journal: str
-    begin: int
-    """First byte that was not pruned."""
-    persisted_end: int
-    """The seam: persisted fragments are read up to here, and the live tail from here on."""
-    head: int
-    """Byte offset; what was appended later is not in the query."""
-    fragments: int
-    """Persisted ones."""
-    gaps: tuple[tuple[int, int], ...]
-    """Bytes between `begin` and `head` that no broker or store holds now."""
-    aside: tuple[tuple[int, int], ...] = ()
-    """Bytes in files that were set aside, so that no query of a table reads them."""
+    values: Values = ()
+    """Of the partition columns; None: not known before the fragment is persisted."""
 
 
 @final
@@ -55,7 +45,8 @@ class TableSnapshot:
     columns: tuple[PartitionColumn, ...]
     """The partition columns."""
     journals: tuple[JournalSnapshot, ...]
-    segments: tuple[Segment, ...]
+    extents: tuple[TableExtent, ...]
+    """Of all journals."""
     taken_at: datetime
     """Aware, UTC."""
     layouts: tuple[str, ...] = ()
@@ -87,41 +78,21 @@ async def take_snapshot(client: AsyncClient, spec: TableSpec, now: datetime) -> 
 
     fragments = await side_by_side(listed, found, at_a_time=_JOURNALS_AT_A_TIME)
     places = _Places(spec, matched, fragments, now)
-    plans = [
-        plan_segments(
-            journal.name,
-            of_journal,
-            heads[journal.name],
-            values_of=places.values_of,
-            live_values=places.live_values(journal.spec),
-        )
+    snapshots = [
+        snapshot_of(journal.name, of_journal, heads[journal.name], is_aside=is_aside)
         for journal, of_journal in zip(found, fragments, strict=True)
     ]
     return TableSnapshot(
         spec=spec,
         columns=places.columns,
-        journals=tuple(
-            _of_journal(j.name, heads[j.name], p) for j, p in zip(found, plans, strict=True)
+        journals=tuple(snapshots),
+        extents=tuple(
+            extent
+            for journal, snapshot in zip(found, snapshots, strict=True)
+            for extent in places.extents_of(journal.spec, snapshot)
         ),
-        segments=tuple(s for plan in plans for s in plan.segments if not _is_aside(s)),
         taken_at=now,
         layouts=places.layouts,
-    )
-
-
-def _is_aside(segment: Segment) -> bool:
-    return segment.listing is not None and is_aside(segment.listing.fragment)
-
-
-def _of_journal(name: str, head: int, plan: SegmentPlan) -> JournalSnapshot:
-    return JournalSnapshot(
-        journal=name,
-        begin=plan.begin,
-        persisted_end=plan.persisted_end,
-        head=head,
-        fragments=sum(s.listing is not None and not _is_aside(s) for s in plan.segments),
-        gaps=plan.gaps,
-        aside=tuple((s.begin, s.end) for s in plan.segments if _is_aside(s)),
     )
 
 
@@ -153,25 +124,31 @@ class _Places:
         self.layouts = tuple(map(str, found))
         keys = dict.fromkeys(key for layout in found for key in layout.keys)
         self.columns = partition_columns(spec, Layout(tuple(f"{{{key}}}" for key in keys)))
-        self._known: dict[str, tuple[str | None, ...]] = {}
+        self._known: dict[str, Values] = {}
 
-    def values_of(self, listing: FragmentListing) -> tuple[str | None, ...]:
-        """Raises: LakeError: a value in the fragment's directory is not of its column's type."""
-        directory = home_directory(listing.fragment)
+    def extents_of(self, spec: JournalSpec, snapshot: JournalSnapshot) -> Iterator[TableExtent]:
+        """Yield the extents of a journal, with their values.
+
+        What is not stored has those of a fragment that is begun now; None where only the broker will know. A fragment gets its
+        path when it is persisted, from the time of its first append. So near the end of an hour what is in the tail as of this
+        hour may be persisted as of the last.
+
+        Raises: LakeError: a value in a fragment's directory is not of its column's type.
+        """
+        live = self._live_directory(spec)
+        for each in snapshot.extents:
+            directory = live if each.listing is None else home_directory(each.listing.fragment)
+            yield TableExtent(
+                each.journal, each.begin, each.end, each.listing, self._values(directory)
+            )
+
+    def _values(self, directory: str) -> Values:
         values = self._known.get(directory)
         if values is None:
-            values = self._known[directory] = self._values(directory)
+            values = self._known[directory] = self._values_in(directory)
         return values
 
-    def live_values(self, spec: JournalSpec) -> tuple[str | None, ...]:
-        """Those of a fragment that was begun now; None where only the broker will know.
-
-        A fragment gets its path when it is persisted, from the time of its first append. So near the
-        end of an hour what is in the tail as of this hour may be persisted as of the last.
-        """
-        return self._values(self._live_directory(spec))
-
-    def _values(self, directory: str) -> tuple[str | None, ...]:
+    def _values_in(self, directory: str) -> Values:
         texts = dict(segment.split("=", 1) for segment in directory.split("/") if "=" in segment)
         try:
             return tuple(c.value(texts[c.key]) if c.key in texts else None for c in self.columns)

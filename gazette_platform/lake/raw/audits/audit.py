@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.lake.raw.accounts import Accounts, read_accounts
 from gazette_platform.lake.raw.audits.listed import looked
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
+from gazette_platform.lake.raw.overlaps import Span, choose, clusters, lowered, uncovered
 from gazette_platform.lake.raw.planning import JournalCursor, directory_of, is_readable
 from gazette_platform.lake.raw.set_aside import home_directory, is_aside
 from gazette_platform.lake.reading.findings import Finding
-from gazette_platform.lake.reading.segments import Span, choose, clusters, gaps, lowered, uncovered
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.protocol import parse_fragment_path
+from gazette_platform.protocol.ranges import gaps_between
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -337,7 +338,7 @@ def _gap_findings(journal: str, listed: Sequence[Fragment]) -> list[Finding]:
             "files, put it back in its place: a round of sensor `fragments` finds and registers it; "
             "else nothing is to be done",
         )
-        for begin, end in gaps((f.begin, f.end) for f in listed if f.content_length)
+        for begin, end in gaps_between((f.begin, f.end) for f in listed if f.content_length)
     ]
 
 

@@ -15,11 +15,12 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.lake.raw.applying import problems_with_journals
 from gazette_platform.lake.raw.audits.unfit_finding import partition_fit, table_finding
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import JournalCursor, bounded, subtract
+from gazette_platform.lake.raw.planning import JournalCursor, bounded
 from gazette_platform.lake.raw.set_aside import is_aside
 from gazette_platform.lake.raw.tables import LAYOUT, is_current, text_columns
 from gazette_platform.lake.reading.source import all_fragments
 from gazette_platform.lake.spec.layout import Layout, partition_columns, partition_key
+from gazette_platform.protocol.ranges import subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -169,7 +170,7 @@ def table_standing(
     for journal in journals:
         ranges = held.get(journal.name, [])
         end = max((high for _, high in ranges), default=0)
-        holes = tuple(subtract([(0, end)], ranges))
+        holes = tuple(subtract_ranges([(0, end)], ranges))
         standing.journals.append(
             JournalStanding(journal.name, end, heads.get(journal.name, 0), holes)
         )
@@ -245,7 +246,7 @@ def overdue(
     Raises: GazetteError: brokers cannot be reached.
     """
     # What is in none, once a journal: it may have as many Hive partitions as fragments.
-    missing = {journal: subtract([_ALL], held) for journal, held in standing.held.items()}
+    missing = {journal: subtract_ranges([_ALL], held) for journal, held in standing.held.items()}
 
     def is_overdue(fragment: Fragment, journal: str) -> bool:
         if not fragment.backing_store or not fragment.content_length or is_aside(fragment):

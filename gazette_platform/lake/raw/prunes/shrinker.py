@@ -22,6 +22,7 @@ from gazette_platform.lake.raw.accounting import PartitionAccount
 from gazette_platform.lake.raw.accounts import own_values
 from gazette_platform.lake.raw.audits.fit import header_scanner
 from gazette_platform.lake.raw.listing import journal_files, nearest_before
+from gazette_platform.lake.raw.overlaps import in_time
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.raw.prunes.recounting import Recount
@@ -35,7 +36,6 @@ from gazette_platform.lake.raw.prunes.verdict import (
 )
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.reading.content import FragmentContent
-from gazette_platform.lake.reading.segments import in_time
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import (
     Layout,

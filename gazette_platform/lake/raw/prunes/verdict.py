@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, final
 
-from gazette_platform.lake.raw.planning import subtract
+from gazette_platform.protocol.ranges import subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -139,7 +139,7 @@ def pruned_front(first: Fragment | None, state: PartitionState) -> bool:
 
 def lost_ranges(state: PartitionState, here: Iterable[Fragment]) -> list[tuple[int, int]]:
     """Bytes of the accounts that brokers list no stored fragment of in the partition's directory."""
-    return subtract(state.ranges, [(f.begin, f.end) for f in here])
+    return subtract_ranges(state.ranges, [(f.begin, f.end) for f in here])
 
 
 def judge(

@@ -47,11 +47,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from gazette_platform.client import Client, FragmentListing
+    from gazette_platform.client.read.extents import JournalSnapshot
     from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.lake.spec.typed.changes import ChangeOrder
     from gazette_platform.lake.spec.typed.spec import TypedSpec
-    from gazette_platform.lake.typed.planning.ranges import BackfillRange, JournalNow, Task
+    from gazette_platform.lake.typed.planning.ranges import BackfillRange, Task
     from gazette_platform.lake.typed.planning.rounds import Done
     from gazette_platform.lake.typed.runs.jobs import Workers
     from gazette_platform.lake.typed.runs.tail import PinnedTail
@@ -267,7 +268,7 @@ class _Compared:
 
 
 def _wanted(
-    journals: Mapping[str, JournalNow],
+    journals: Mapping[str, JournalSnapshot],
     state: TypedState,
     is_wanted: Callable[[FragmentListing], bool] | None,
 ) -> dict[str, list[tuple[int, int]]]:

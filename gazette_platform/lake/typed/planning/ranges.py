@@ -9,8 +9,8 @@ held. It ends, and is split, only where a message ends:
   the head, and the rest is left to the next run (`Task.is_soft`). What ends within a message at the end of a
   stored fragment ends so for ever: that is a bad record, as it is to all other engines.
 
-Each byte has one holder, however fragments overlap; see `segments`. Bytes that no broker or store holds are a *hole*: the range ends
-before it, and the plan reports it. It is passed over only on a person's word.
+Each byte has one holder, however fragments overlap (`client.read.extents`). Bytes that no broker or store holds are a *hole*: the
+range ends before it, and the plan reports it. A run passes over it only if a person gives it up.
 
 An offset is of one journal (`protocol.identity`). If another one has its name now, nothing of that is read until a person
 says where to begin; `decided` keeps that in the state, so that it does not pass when the new journal has grown.
@@ -32,34 +32,17 @@ from math import inf
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import OffsetJump, ValidationError
-from gazette_platform.lake.reading.segments import Segment, plan_segments
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.protocol import DOUBTED, is_another, learned
+from gazette_platform.protocol.ranges import merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gazette_platform.client import FragmentListing
+    from gazette_platform.client.read.extents import Extent, JournalSnapshot
     from gazette_platform.lake.typed.planning.state import TypedState
-
-_Range = tuple[int, int]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalNow:
-    """A journal as brokers report it."""
-
-    name: str
-    begin: int
-    """First byte that still exists; the head, if none does."""
-    head: int
-    """The write head, asked for before fragments were listed."""
-    listed: Sequence[FragmentListing]
-    """In any order: at least all fragments with bytes behind where the state has come to, or a backfill
-    begins. Those without a backing store are in spools."""
-    created: int = 0
-    """Which journal it is; see `protocol.identity`."""
+    from gazette_platform.protocol.ranges import Range
 
 
 @final
@@ -85,9 +68,9 @@ _LIMITS: Final = Limits()
 @final
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Segments of one journal that one reader reads, one after the other."""
+    """Extents of one journal that one reader reads, one after the other."""
 
-    segments: tuple[Segment, ...]
+    extents: tuple[Extent, ...]
     is_soft: bool = False
     """Whether it ends with the live tail, or within a fragment that was stored meanwhile. Then the summary of the
     task says where: after the last whole message that ends before `end`, or, if there is none, after the first one,
@@ -96,12 +79,12 @@ class Task:
     @property
     def begin(self) -> int:
         """Offset of its first byte."""
-        return self.segments[0].begin
+        return self.extents[0].begin
 
     @property
     def end(self) -> int:
         """Offset after its last one."""
-        return self.segments[-1].end
+        return self.extents[-1].end
 
 
 @final
@@ -111,7 +94,7 @@ class JournalRange:
 
     journal: str
     tasks: tuple[Task, ...]
-    passed: tuple[_Range, ...] = ()
+    passed: tuple[Range, ...] = ()
     """Holes before it that a person gave up: the run begins with `JournalState.passing` these."""
     created: int = 0
     """Which journal it is."""
@@ -175,14 +158,14 @@ class RunPlan:
 class _Reach:
     """What of a journal can be read from an offset on, up to the first hole."""
 
-    segments: list[Segment] = field(default_factory=list)
-    passed: list[_Range] = field(default_factory=list)
+    extents: list[Extent] = field(default_factory=list)
+    passed: list[Range] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
 
 
 def plan_run(
     state: TypedState,
-    journals: Iterable[JournalNow],
+    journals: Iterable[JournalSnapshot],
     limits: Limits = _LIMITS,
     *,
     given_up: Mapping[str, int] | None = None,
@@ -203,12 +186,12 @@ def plan_run(
     }
     chosen = _served(
         {
-            name: _tasks(reach.segments, limits.task_bytes, is_settled=False)
+            name: _tasks(reach.extents, limits.task_bytes, is_settled=False)
             for name, reach in reaches.items()
         },
         limits,
     )
-    left = sum(each.end - each.begin for reach in reaches.values() for each in reach.segments)
+    left = sum(each.end - each.begin for reach in reaches.values() for each in reach.extents)
     left -= sum(task.end - task.begin for tasks in chosen.values() for task in tasks)
     return RunPlan(
         ranges=tuple(
@@ -222,7 +205,7 @@ def plan_run(
 
 
 def without_pruned(
-    state: TypedState, journals: Iterable[JournalNow], given_up: Mapping[str, int]
+    state: TypedState, journals: Iterable[JournalSnapshot], given_up: Mapping[str, int]
 ) -> TypedState:
     """The state without open transactions that begin in what was pruned, and that a person has given up with it.
 
@@ -240,7 +223,7 @@ def without_pruned(
 
 
 def decided(
-    state: TypedState, journals: Iterable[JournalNow], begin_anew: Mapping[str, int]
+    state: TypedState, journals: Iterable[JournalSnapshot], begin_anew: Mapping[str, int]
 ) -> TypedState:
     """Return the state that says of each journal whether it is the one that was read.
 
@@ -273,12 +256,12 @@ def decided(
     return state.with_journals(changed)
 
 
-def _is_another(journal: JournalNow, state: JournalState) -> bool:
+def _is_another(journal: JournalSnapshot, state: JournalState) -> bool:
     # Heads never fall, except when a journal is recreated or its brokers have lost content.
     return is_another(state.created, journal.created) or journal.head < state.offset
 
 
-def _reach_of(journal: JournalNow, state: JournalState | None, given_up: int) -> _Reach:
+def _reach_of(journal: JournalSnapshot, state: JournalState | None, given_up: int) -> _Reach:
     # A new journal starts with the oldest byte left: what was pruned before the table knew it is
     # not a loss.
     begin = journal.begin if state is None else state.offset
@@ -295,10 +278,10 @@ def _reach_of(journal: JournalNow, state: JournalState | None, given_up: int) ->
     return reach
 
 
-def _reach(journal: JournalNow, begin: int, end: int, given_up: int = 0) -> _Reach:
+def _reach(journal: JournalSnapshot, begin: int, end: int, given_up: int = 0) -> _Reach:
     """What can be read of [begin, end) without a gap; holes before it are passed over up to `given_up`."""
     reach, at = _Reach(), begin
-    for each in [*_held(journal, end), None]:
+    for each in [*journal.between(begin, end), None]:
         low = end if each is None else each.begin
         if at < low:
             # The difference matters to people: pruned content never returns, missing content may
@@ -311,48 +294,33 @@ def _reach(journal: JournalNow, begin: int, end: int, given_up: int = 0) -> _Rea
                 reach.holes.append(Hole(journal.name, at, low, kind, behind))
                 break
             # One range has one offset at its end, so it cannot contain a gap.
-            if reach.segments:
+            if reach.extents:
                 break  # the next range begins with it
             reach.passed.append((at, low))
             at = low
-        if each is not None and each.end > at:
-            reach.segments.append(_cut(each, at, each.end))
+        if each is not None:
+            reach.extents.append(each)
             at = each.end
     return reach
 
 
-def _held(journal: JournalNow, end: int) -> tuple[Segment, ...]:
-    """Who holds what below `end`. A listing that knows of nothing has no tail either: it was pruned."""
-    # Without fragments, nothing separates a live tail from pruned content.
-    if not journal.listed:
-        return ()
-    return plan_segments(
-        journal.name, journal.listed, end, values_of=lambda _: (), live_values=()
-    ).segments
-
-
-def _cut(segment: Segment, begin: int, end: int) -> Segment:
-    low, high = max(segment.begin, begin), min(segment.end, end)
-    return Segment(segment.journal, low, high, segment.values, segment.listing)
-
-
-def _tasks(segments: Sequence[Segment], task_bytes: int, *, is_settled: bool) -> list[Task]:
-    """Segments as tasks: small ones together, and none after one that ends softly.
+def _tasks(extents: Sequence[Extent], task_bytes: int, *, is_settled: bool) -> list[Task]:
+    """Extents as tasks: small ones together, and none after one that ends softly.
 
     Args:
         is_settled: whether a message is known to end with the last of them. None is soft then.
     """
     tasks: list[Task] = []
-    joined: list[Segment] = []
-    for each in segments:
-        # Cut between segments only: brokers close fragments between appends, so a message ends
+    joined: list[Extent] = []
+    for each in extents:
+        # Cut between extents only: brokers close fragments between appends, so a message ends
         # there.
         if joined and each.end - joined[0].begin > task_bytes:
             tasks.append(Task(tuple(joined)))
             joined = []
         if each.listing is None and each.end - each.begin > task_bytes and not is_settled:
             # Where a message ends within a tail its reader sees.
-            return [*tasks, Task((_cut(each, each.begin, each.begin + task_bytes),), is_soft=True)]
+            return [*tasks, Task((each.cut(each.begin, each.begin + task_bytes),), is_soft=True)]
         joined.append(each)
     if joined:
         last = joined[-1]
@@ -364,7 +332,7 @@ def _tasks(segments: Sequence[Segment], task_bytes: int, *, is_settled: bool) ->
 
 
 def tasks_between(
-    journal: JournalNow, begin: int, end: int, task_bytes: int = _LIMITS.task_bytes
+    journal: JournalSnapshot, begin: int, end: int, task_bytes: int = _LIMITS.task_bytes
 ) -> tuple[Task, ...]:
     """Tasks for [begin, end), which were read before and end between messages.
 
@@ -376,12 +344,7 @@ def tasks_between(
     if reach.holes:
         gone = reach.holes[0]
         raise OffsetJump(journal.name, gone.begin, gone.end)
-    return tuple(_tasks(reach.segments, task_bytes, is_settled=True))
-
-
-def missing_between(journal: JournalNow, begin: int, end: int) -> list[_Range]:
-    """Parts of [begin, end) that no broker or store holds."""
-    return [(hole.begin, hole.end) for hole in _pieces(journal, begin, end)[1]]
+    return tuple(_tasks(reach.extents, task_bytes, is_settled=True))
 
 
 def _served(waiting: Mapping[str, Sequence[Task]], limits: Limits) -> dict[str, list[Task]]:
@@ -409,7 +372,7 @@ def _served(waiting: Mapping[str, Sequence[Task]], limits: Limits) -> dict[str, 
 def _age(waiting: Mapping[str, Sequence[Task]], name: str) -> tuple[float, int, str]:
     """Least for the journal whose next content was stored first; live tails come last, the longest first."""
     tasks = waiting[name]
-    listing = tasks[0].segments[0].listing
+    listing = tasks[0].extents[0].listing
     # By the store's time and not by offsets, which do not compare between journals.
     stored_at = inf if listing is None else listing.fragment.mod_time
     return stored_at, tasks[0].begin - tasks[-1].end, name
@@ -458,8 +421,8 @@ class BackfillPlan:
 
 def plan_backfill(
     states: Sequence[TypedState],
-    journals: Iterable[JournalNow],
-    wanted: Mapping[str, Sequence[_Range]],
+    journals: Iterable[JournalSnapshot],
+    wanted: Mapping[str, Sequence[Range]],
     task_bytes: int = _LIMITS.task_bytes,
 ) -> BackfillPlan:
     """Plan how to make the rows of some content again. The state of the table stays as it is.
@@ -493,7 +456,7 @@ def plan_backfill(
                 raise ValidationError(
                     f"offsets {begin} to {end} of {name} hold nothing", path="range"
                 )
-        for begin, end in merged_ranges(ranges):
+        for begin, end in merge_ranges(ranges):
             if end > reached:
                 behind.append((name, max(begin, reached), end))
             # Rows of two journals share these offsets. Replacing by offset would remove rows of the
@@ -509,54 +472,35 @@ def plan_backfill(
 
 
 def held_ranges(
-    journal: JournalNow, is_wanted: Callable[[FragmentListing], bool]
-) -> tuple[_Range, ...]:
+    journal: JournalSnapshot, is_wanted: Callable[[FragmentListing], bool]
+) -> tuple[Range, ...]:
     """Offsets that a backfill of a Hive partition is of: those read from fragments that are wanted. Merged.
 
     Bytes of fragments that overlap are of the one that reaches farther, and of no other partition.
     """
-    held = _held(journal, journal.head)
     return tuple(
-        merged_ranges(
+        merge_ranges(
             (each.begin, each.end)
-            for each in held
+            for each in journal.extents
             if each.listing is not None and is_wanted(each.listing)
         )
     )
 
 
-def whole_ranges(journal: JournalNow, wanted: Iterable[_Range]) -> tuple[_Range, ...]:
+def whole_ranges(journal: JournalSnapshot, wanted: Iterable[Range]) -> tuple[Range, ...]:
     """Ranges made wider, to begin and end where messages do: with fragments, or all of the live tail. Merged.
 
     Args:
         wanted: any offsets.
     """
-    held = _held(journal, journal.head)
-    found: list[_Range] = []
-    for begin, end in merged_ranges(wanted):
-        cut = [each for each in held if each.begin < end and begin < each.end]
+    found: list[Range] = []
+    for begin, end in merge_ranges(wanted):
+        cut = [each for each in journal.extents if each.begin < end and begin < each.end]
         found.append((
             min([begin, *(each.begin for each in cut[:1])]),
             max([end, *(each.end for each in cut[-1:])]),
         ))  # fmt: skip
-    return tuple(merged_ranges(found))
-
-
-def merged_ranges(ranges: Iterable[_Range]) -> list[_Range]:
-    """Ranges in order, without those that are empty, and such that none touches the next one.
-
-    >>> merged_ranges([(4, 6), (0, 2), (1, 3), (6, 8), (9, 9)])
-    [(0, 3), (4, 8)]
-    """
-    found: list[_Range] = []
-    for begin, end in sorted(ranges):
-        if begin >= end:
-            continue
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((begin, end))
-    return found
+    return tuple(merge_ranges(found))
 
 
 def _of_one_journal(states: Sequence[JournalState]) -> list[JournalState]:
@@ -568,25 +512,25 @@ def _of_one_journal(states: Sequence[JournalState]) -> list[JournalState]:
     ]
 
 
-def _shared(journal: JournalNow, known: Sequence[JournalState]) -> int:
+def _shared(journal: JournalSnapshot, known: Sequence[JournalState]) -> int:
     """Up to where rows of a former journal have the same offsets, or all rows are of one; a message begins there."""
     if not known:
         return 0
     if _is_another(journal, known[0]):
         return known[0].offset
     shared = known[0].shared_to
-    begins = (each.begin for each in _held(journal, journal.head) if each.begin >= shared)
+    begins = (each.begin for each in journal.extents if each.begin >= shared)
     return min(begins, default=known[0].offset) if shared else 0
 
 
-def _pieces(journal: JournalNow, begin: int, end: int) -> tuple[list[_Range], list[Hole]]:
+def _pieces(journal: JournalSnapshot, begin: int, end: int) -> tuple[list[Range], list[Hole]]:
     """Parts of [begin, end) that exist, and missing ones."""
-    pieces: list[_Range] = []
+    pieces: list[Range] = []
     holes: list[Hole] = []
     while begin < end:
         reach = _reach(journal, begin, end)
-        if reach.segments:
-            pieces.append((begin, reach.segments[-1].end))
+        if reach.extents:
+            pieces.append((begin, reach.extents[-1].end))
         if not reach.holes:
             break
         holes.append(reach.holes[0])
@@ -595,8 +539,8 @@ def _pieces(journal: JournalNow, begin: int, end: int) -> tuple[list[_Range], li
 
 
 def _backfilled(
-    journal: JournalNow,
-    piece: _Range,
+    journal: JournalSnapshot,
+    piece: Range,
     known: Sequence[JournalState],
     reached: int,
     task_bytes: int,
@@ -607,9 +551,7 @@ def _backfilled(
     start = max(lower, key=lambda one: one.offset, default=JournalState())
     # After the last hole before it: what that state knows holds after a hole, too.
     read_from, last_end = start.offset, start.offset
-    for each in _held(journal, end):
-        if each.end <= start.offset:
-            continue
+    for each in journal.between(start.offset, end):
         # Messages between a hole and the range may be the first of their producers, so screening
         # must begin after the hole.
         if each.begin > last_end and each.begin <= begin:
@@ -618,7 +560,7 @@ def _backfilled(
     # Counts start at zero: they are compared with what this backfill writes.
     start = JournalState(offset=read_from, producers=start.producers)
     before, tasks, follow = (
-        tuple(_tasks(_reach(journal, *span).segments, task_bytes, is_settled=True))
+        tuple(_tasks(_reach(journal, *span).extents, task_bytes, is_settled=True))
         for span in ((read_from, begin), (begin, end), (end, reached))
     )
     return BackfillRange(

@@ -18,7 +18,7 @@ from pyiceberg.types import LongType
 from gazette_platform.lake.raw.set_aside import home_directory
 from gazette_platform.lake.spec.layout import Layout, PartitionColumn
 from gazette_platform.lake.spec.table_spec import Partition
-from gazette_platform.lake.typed.planning.ranges import merged_ranges
+from gazette_platform.protocol.ranges import merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ class RowRanges:
     """
 
     def __init__(self, ranges: Mapping[str, Iterable[_Range]]) -> None:
-        merged = {journal: tuple(merged_ranges(of_it)) for journal, of_it in sorted(ranges.items())}
+        merged = {journal: tuple(merge_ranges(of_it)) for journal, of_it in sorted(ranges.items())}
         self.by_journal: dict[str, tuple[_Range, ...]] = {j: r for j, r in merged.items() if r}
         """Sorted, disjoint, and none of them empty."""
         self._names = [journal.encode() for journal in self.by_journal]

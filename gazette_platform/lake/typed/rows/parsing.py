@@ -45,7 +45,7 @@ from gazette_platform.message.uuid import parse_uuid_column
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gazette_platform.lake.reading.segment_content import LineBlocks, Piece
+    from gazette_platform.lake.reading.extent_content import LineBlocks, Piece
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.rows.records import Lines, Records

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.client import Client
+    from gazette_platform.client.read.extents import JournalSnapshot
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.lake.spec.typed import TypedSpec
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
         BackfillPlan,
         BackfillRange,
         Hole,
-        JournalNow,
         Task,
     )
     from gazette_platform.lake.typed.planning.rounds import Done, Order
@@ -181,7 +181,7 @@ class BackfillRunner:
         )
         return report
 
-    def _journals(self, raw: TableSpec, names: Sequence[str]) -> dict[str, JournalNow]:
+    def _journals(self, raw: TableSpec, names: Sequence[str]) -> dict[str, JournalSnapshot]:
         """Existing ones, with all of their fragments."""
         asked = self._client.asynchronous
         listed = self._client.list(raw.label_selector)
@@ -206,7 +206,7 @@ class BackfillRunner:
 
 
 def _ranges(
-    journals: Mapping[str, JournalNow], wanted: Wanted
+    journals: Mapping[str, JournalSnapshot], wanted: Wanted
 ) -> dict[str, Sequence[tuple[int, int]]]:
     """Offsets by journal. Those of no journal, or that hold nothing, stay as they are, for the plan to refuse."""
     if isinstance(wanted, Mapping):
@@ -235,8 +235,8 @@ class _Backfill:
         self,
         plan: BackfillPlan,
         state: TypedState,
-        journals: Mapping[str, JournalNow],
-        ask: Callable[[Sequence[str]], Mapping[str, JournalNow]],
+        journals: Mapping[str, JournalSnapshot],
+        ask: Callable[[Sequence[str]], Mapping[str, JournalSnapshot]],
         job: Job,
         workers: Workers,
         task_bytes: int,

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.client.read.extents import JournalSnapshot, snapshot_of
 from gazette_platform.errors import GazetteError, Suspended
 from gazette_platform.lake.raw.set_aside import is_aside
-from gazette_platform.lake.typed.planning.ranges import JournalNow
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import LabelSelector, LabelSet, is_another
 
@@ -36,7 +36,7 @@ class JournalsNow:
 
     asked_at: datetime
     """What was acknowledged before lies below the heads. Aware, UTC."""
-    journals: tuple[JournalNow, ...]
+    journals: tuple[JournalSnapshot, ...]
     unreadable: Mapping[str, str]
     """By name, why brokers report nothing about a journal now. The others are read without it."""
 
@@ -51,7 +51,7 @@ async def journals_now(
     asked_at = clock.now()
     unreadable: dict[str, str] = {}
 
-    async def look(listing: JournalListing) -> JournalNow | None:
+    async def look(listing: JournalListing) -> JournalSnapshot | None:
         known = state.journals.get(listing.name)
         try:
             found = await journal_now(client, listing, _needed_from(known))
@@ -70,26 +70,28 @@ async def journals_now(
     return JournalsNow(asked_at, tuple(one for one in found if one is not None), unreadable)
 
 
-def _seems_shorter(journal: JournalNow, known: JournalState) -> bool:
+def _seems_shorter(journal: JournalSnapshot, known: JournalState) -> bool:
     """Whether a journal ends before what was read of it, which a run would keep in mind for good."""
     return journal.head < known.offset and not is_another(known.created, journal.created)
 
 
 async def journals_of(
     client: AsyncClient, listed: Sequence[JournalListing]
-) -> tuple[JournalNow, ...]:
+) -> tuple[JournalSnapshot, ...]:
     """These journals, with all of their fragments.
 
     Raises: TransportError, StatusError: brokers report nothing about one of them. Cancellation: safe.
     """
 
-    async def look(listing: JournalListing) -> JournalNow:
+    async def look(listing: JournalListing) -> JournalSnapshot:
         return await journal_now(client, listing, 0)
 
     return tuple(await side_by_side(look, listed, at_a_time=_AT_A_TIME))
 
 
-async def journal_now(client: AsyncClient, listing: JournalListing, needed_from: int) -> JournalNow:
+async def journal_now(
+    client: AsyncClient, listing: JournalListing, needed_from: int
+) -> JournalSnapshot:
     """One journal, with the fragments that hold what is behind an offset.
 
     Args:
@@ -105,15 +107,14 @@ async def journal_now(client: AsyncClient, listing: JournalListing, needed_from:
         listed = await _listed(client, listing, needed_from)
     except Suspended:  # nothing of it is stored
         first, listed = (), []
-    # What a person has set aside is in no table: a hole, until it is given up.
-    listed = [one for one in listed if not is_aside(one.fragment)]
-    begins = [one.fragment.begin for one in (*first, *listed)]
-    return JournalNow(
-        name=name,
-        begin=min([*begins, head]),
-        head=head,
-        listed=listed,
+    return snapshot_of(
+        name,
+        listed,
+        head,
+        begin=min([head, *(one.fragment.begin for one in (*first, *listed))]),
         created=listing.created,
+        # What a person has set aside is in no table: a hole, until it is given up.
+        is_aside=is_aside,
     )
 
 

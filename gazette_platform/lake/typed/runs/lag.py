@@ -41,7 +41,7 @@ def behind(now: JournalsNow, state: TypedState) -> Behind:
         state: of the table.
     """
     plan = plan_run(state, now.journals)
-    first = (one.tasks[0].segments[0].listing for one in plan.ranges)
+    first = (one.tasks[0].extents[0].listing for one in plan.ranges)
     return Behind(
         bytes=sum(one.end - one.begin for one in plan.ranges) + plan.left_bytes,
         journals=len(plan.ranges),

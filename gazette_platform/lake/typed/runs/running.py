@@ -46,11 +46,12 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.client import Client, ClientConfig
+    from gazette_platform.client.read.extents import JournalSnapshot
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
     from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.lake.spec.typed.spec import TypedSpec
-    from gazette_platform.lake.typed.planning.ranges import Hole, JournalNow, JournalRange, RunPlan
+    from gazette_platform.lake.typed.planning.ranges import Hole, JournalRange, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.runs.jobs import Output, Workers
@@ -237,7 +238,7 @@ class TypedRunner:
         )
 
     def _replaced(
-        self, raw: TableSpec, journals: Sequence[JournalNow], done: Mapping[str, JournalRounds]
+        self, raw: TableSpec, journals: Sequence[JournalSnapshot], done: Mapping[str, JournalRounds]
     ) -> dict[str, str]:
         """Give up for this run what was read of journals that were made again since it began."""
         created = {one.name: one.created for one in self._client.list(raw.label_selector) if done}
@@ -371,7 +372,7 @@ def job_of(spec: TypedSpec, table: TypedTable, quarantine: Loaded, config: Clien
 
 def work_ranges(
     state: TypedState,
-    journals: Sequence[JournalNow],
+    journals: Sequence[JournalSnapshot],
     ranges: Sequence[JournalRange],
     carry_out: Callable[[Sequence[Order]], Sequence[Done]],
     task_bytes: int,
@@ -422,7 +423,7 @@ def work_through(
         for name, one in busy.items():
             # Answers are in the order of the orders, so no name has to travel with them.
             of_one, done = done[: len(one.orders)], done[len(one.orders) :]
-            # One lost segment makes the whole journal wait: publishing the tasks around it would
+            # One lost extent makes the whole journal wait: publishing the tasks around it would
             # move the offset past unread messages.
             failure = next((each.failure for each in of_one if each.failure), "")
             try:

@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from gazette_platform.client import Client
+    from gazette_platform.client.read.extents import JournalSnapshot
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.files.sinks import SpooledBatch
-    from gazette_platform.lake.typed.planning.ranges import Hole, JournalNow, RunPlan
+    from gazette_platform.lake.typed.planning.ranges import Hole, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.runs.working import Sink
     from gazette_platform.ops.clock import Clock
@@ -66,7 +67,7 @@ class PinnedTail:
     """Of its rows, and of the tail's."""
     before: TypedState
     """The seam: of the table."""
-    journals: tuple[JournalNow, ...]
+    journals: tuple[JournalSnapshot, ...]
     plan: RunPlan
     job: Job
     """What workers need to know. It has no location, so that they write nothing."""

@@ -16,9 +16,9 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 
 from gazette_platform.client import Client
+from gazette_platform.client.read.extents import Extent
 from gazette_platform.errors import DataError, StatusError, StoreError, TransportError
-from gazette_platform.lake.reading.segment_content import LineBlocks, pieces_of
-from gazette_platform.lake.reading.segments import Segment
+from gazette_platform.lake.reading.extent_content import LineBlocks, pieces_of
 from gazette_platform.lake.typed.files.sinks import ChangeWriter, CountedRows
 from gazette_platform.lake.typed.files.writing import RowWriter, remove_files
 from gazette_platform.lake.typed.planning.rounds import Done, Kind
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import FileIO
 
-    from gazette_platform.lake.reading.segment_content import Piece
+    from gazette_platform.lake.reading.extent_content import Piece
     from gazette_platform.lake.typed.planning.ranges import Task
     from gazette_platform.lake.typed.planning.rounds import Order
     from gazette_platform.lake.typed.rows.changes import ChangeParser
@@ -206,7 +206,7 @@ def _table_of(messages: Sequence[pa.Table]) -> pa.Table:
 class _TaskContent:
     """Blocks of whole lines of a task, in order.
 
-    What stands at the end of a segment without a newline is a message, too, and ends its block: so it is to all
+    What stands at the end of an extent without a newline is a message, too, and ends its block: so it is to all
     who read that fragment. Only at the end of a task that is soft, it is left.
 
     Attributes:
@@ -230,13 +230,13 @@ class _TaskContent:
 
     def _blocks(self) -> Generator[LineBlock, None, None]:
         task, lines = self._task, self._lines
-        for segment in task.segments:
-            with closing(self._pieces(segment)) as pieces:
+        for extent in task.extents:
+            with closing(self._pieces(extent)) as pieces:
                 for piece in pieces:
                     yield from lines.feed(piece)
             # A fragment that ends within a line ends so for ever: engines see a bad record there,
             # and so does this table.
-            is_left = task.is_soft and segment is task.segments[-1]
+            is_left = task.is_soft and extent is task.extents[-1]
             if lines.is_within_line and not is_left:
                 yield from lines.rest()
         yield from lines.whole_lines()
@@ -245,17 +245,17 @@ class _TaskContent:
         if self.end == task.begin:
             yield from self._first_line()
 
-    def _pieces(self, segment: Segment) -> Generator[Piece, None, None]:
-        at = segment.begin
-        with closing(pieces_of(self._client, segment)) as pieces:
+    def _pieces(self, extent: Extent) -> Generator[Piece, None, None]:
+        at = extent.begin
+        with closing(pieces_of(self._client, extent)) as pieces:
             for piece in pieces:
                 at = piece[0] + len(piece[1])
                 yield piece
         # A read that ends early looks like success. Without this check the missing messages would
         # count as read.
-        if at != segment.end:
+        if at != extent.end:
             raise DataError(
-                f"{self._journal}: content ends at offset {at}, and brokers listed it up to {segment.end}: was the "
+                f"{self._journal}: content ends at offset {at}, and brokers listed it up to {extent.end}: was the "
                 "journal recreated? Run again, which looks again"
             )
 
@@ -268,7 +268,7 @@ class _TaskContent:
         # The rest of the line is not appended yet; the next run reads it.
         if head <= end:
             return
-        behind = Segment(self._journal, end, head, (), None)
+        behind = Extent(self._journal, end, head)
         with closing(pieces_of(self._client, behind)) as pieces:
             for at, content in pieces:
                 cut = content.find(b"\n") + 1

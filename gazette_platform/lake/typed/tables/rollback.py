@@ -23,15 +23,14 @@ from gazette_platform.lake.iceberg.publishing import (
     updates_moving,
 )
 from gazette_platform.lake.iceberg.side_files import STATE, read_side_file
-from gazette_platform.lake.typed.planning.ranges import missing_between
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gazette_platform.client.read.extents import JournalSnapshot
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
-    from gazette_platform.lake.typed.planning.ranges import JournalNow
     from gazette_platform.lake.typed.planning.state import JournalState
 
 
@@ -109,7 +108,7 @@ def accept_rollback(handle: TableHandle, rollback: Rollback) -> None:
     handle.commit(rollback.loaded, required, (tag,))
 
 
-def reread(rollback: Rollback, journals: Iterable[JournalNow]) -> list[Reread]:
+def reread(rollback: Rollback, journals: Iterable[JournalSnapshot]) -> list[Reread]:
     """Return what would be read again, by journal. A journal that no longer exists is lost as a whole.
 
     Args:
@@ -122,7 +121,7 @@ def reread(rollback: Rollback, journals: Iterable[JournalNow]) -> list[Reread]:
             if begin >= end:
                 continue
             is_gone = is_former or name not in now or is_another(one.created, now[name].created)
-            holes = ((begin, end),) if is_gone else missing_between(now[name], begin, end)
+            holes = ((begin, end),) if is_gone else now[name].missing(begin, end)
             lost = sum(high - low for low, high in holes)
             found.append(Reread(journal=name, begin=begin, end=end, lost_bytes=lost))
     return found

@@ -1,8 +1,11 @@
-"""Dagster's code server, which ends when what it serves has ended: ``python -m … programs.dagster_code``.
+"""Dagster's servers as the platform runs them: ``python -m … programs.dagster code|web`` with Dagster's own options.
 
-The server itself only passes calls on to a process of its own, which has loaded our code. A reload
-starts another one. If that process dies, killed for memory say, the server stays and answers every call
-with an error until a user asks for a reload; the supervisor starts one again that has ended.
+The *code server* only passes calls on to a process of its own, which has loaded our code. A reload starts another one. If
+that process dies, killed for memory say, Dagster's server stays and answers every call with an error until a user asks for a
+reload. Ours ends with it, and the supervisor starts one again that has ended.
+
+The *web server* takes mutations from anybody who can reach its port, and so from every page that a browser shows. The
+guard is part of its process: one in front of it would leave the server's own address in their reach.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gazette_platform.ops.process import ProcessId
 
@@ -46,12 +49,28 @@ def _end_with_children() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main() -> None:
+def serve_code() -> None:
     """Run ``dagster code-server start`` with the arguments of this process."""
     threading.Thread(target=_end_with_children, name="watch-code", daemon=True).start()
     sys.argv[:1] = ["dagster", "code-server", "start"]
     runpy.run_module("dagster", run_name="__main__")
 
 
+def serve_web() -> None:
+    """Run Dagster's own command, which serves with uvicorn."""
+    import uvicorn  # noqa: PLC0415  an extra
+    from dagster_webserver import cli  # noqa: PLC0415  an extra
+
+    from gazette_platform.platform.programs.guard import WebGuard  # noqa: PLC0415  the other needs none
+
+    serve = uvicorn.run
+
+    def serve_guarded(application: Any, **options: Any) -> None:
+        serve(WebGuard(application), **options)
+
+    uvicorn.run = serve_guarded  # type: ignore[assignment]
+    cli.main()  # type: ignore[no-untyped-call]
+
+
 if __name__ == "__main__":
-    main()
+    {"code": serve_code, "web": serve_web}[sys.argv.pop(1)]()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gazette_platform.errors import Desynchronized
-from gazette_platform.lake.reading import segment_content
-from gazette_platform.lake.reading.segment_content import LineBlocks
+from gazette_platform.lake.reading import extent_content
+from gazette_platform.lake.reading.extent_content import LineBlocks
 
 
 def pieces_of(content, cuts, begin):
@@ -59,7 +59,7 @@ def test_what_is_behind_a_gap_restarts():
 
 
 def test_line_that_does_not_end_is_an_error_with_its_place(monkeypatch):
-    monkeypatch.setattr(segment_content, "FRAME_BYTES_MAX", 100)
+    monkeypatch.setattr(extent_content, "FRAME_BYTES_MAX", 100)
     made = LineBlocks("a/journal", 10)
     assert made.feed((7, b"a\n" + b"x" * 60)) == (7, b"a\n")
     with pytest.raises(Desynchronized, match=r"a/journal: .*within 120 bytes after offset 9 "):

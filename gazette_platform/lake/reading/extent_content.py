@@ -1,9 +1,9 @@
-"""Content of segments, in blocks of whole lines: out of their stores, and where these fail, through brokers."""
+"""Content of extents, in blocks of whole lines: out of their stores, and where these fail, through brokers."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, Literal, Protocol, final
+from typing import TYPE_CHECKING, Final, Literal, final
 
 from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.client.read.direct import read_fragment
@@ -13,7 +13,8 @@ from gazette_platform.message.framing import FRAME_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
-    from gazette_platform.client import AsyncClient, Client, FragmentListing
+    from gazette_platform.client import AsyncClient, Client
+    from gazette_platform.client.read.extents import Extent
 
 BLOCK_BYTES: Final = 1 << 20
 """Where Arrow is fastest: smaller ones cost more calls, larger ones are refused for one bad record."""
@@ -24,29 +25,9 @@ Piece = tuple[int, bytes]
 _log = logging.getLogger(__name__)
 
 
-class HeldBytes(Protocol):
-    """Bytes [begin, end) of a journal, and who holds them: a `Segment`, for example."""
-
-    @property
-    def journal(self) -> str:
-        """Its name."""
-
-    @property
-    def begin(self) -> int:
-        """Offset of the first byte."""
-
-    @property
-    def end(self) -> int:
-        """Offset after the last one."""
-
-    @property
-    def listing(self) -> FragmentListing | None:
-        """The persisted fragment that is read; None: brokers are asked."""
-
-
 def pieces_of(
     client: Client,
-    held: HeldBytes,
+    extent: Extent,
     *,
     on_jump: Literal["raise", "continue"] = "raise",
     created: int = 0,
@@ -58,7 +39,7 @@ def pieces_of(
 
     Args:
         client: of brokers; its config says where ``file`` stores are rooted.
-        held: what is read.
+        extent: what is read.
         on_jump: what to do about content that is gone, as of `Client.read`.
         created: which journal brokers are asked for, as of `Client.read`.
 
@@ -66,7 +47,7 @@ def pieces_of(
     Raises: OffsetJump: content is gone. DataError: what is stored is damaged. StatusError, TransportError: it
         is not stored, or its store fails, and brokers do not give it either.
     """
-    source = _content(client.asynchronous, held, on_jump, created)
+    source = _content(client.asynchronous, extent, on_jump, created)
     try:
         while (piece := client.run(next_or_none(source))) is not None:
             yield piece
@@ -75,35 +56,37 @@ def pieces_of(
 
 
 async def _content(
-    client: AsyncClient, held: HeldBytes, on_jump: Literal["raise", "continue"], created: int
+    client: AsyncClient, extent: Extent, on_jump: Literal["raise", "continue"], created: int
 ) -> AsyncGenerator[Piece, None]:
-    at = held.begin
-    if held.listing is not None and held.listing.signed_url:
+    at = extent.begin
+    if extent.listing is not None and extent.listing.signed_url:
         pieces = read_fragment(
-            held.listing.fragment,
-            held.listing.signed_url,
-            offset=held.begin,
+            extent.listing.fragment,
+            extent.listing.signed_url,
+            offset=extent.begin,
             file_root=client.config.file_root,
         )
         try:
             async for piece in pieces:
                 # Read to its end, though what is wanted may end before: the digest of all is checked there.
-                if cut := bytes(piece[: held.end - at]):
+                if cut := bytes(piece[: extent.end - at]):
                     yield at, cut
                     at += len(cut)
         except StoreError as err:
             # Pruned since it was listed, or a store that only brokers reach.
-            _log.debug("%s from %d on is read through brokers: %s", held.journal, at, err)
+            _log.debug("%s from %d on is read through brokers: %s", extent.journal, at, err)
         except DataError as err:
             raise type(err)(
-                f"{held.journal}: its fragment {held.listing.fragment.content_path} is damaged: {err} (put back what "
+                f"{extent.journal}: its fragment {extent.listing.fragment.content_path} is damaged: {err} (put back what "
                 "the store held, from a backup or a copy)"
             ) from err
         finally:
             await pieces.aclose()
-    if at >= held.end:
+    if at >= extent.end:
         return
-    reader = client.read(held.journal, at, end_offset=held.end, on_jump=on_jump, created=created)
+    reader = client.read(
+        extent.journal, at, end_offset=extent.end, on_jump=on_jump, created=created
+    )
     try:
         async for served in reader:
             yield reader.offset - len(served), bytes(served)

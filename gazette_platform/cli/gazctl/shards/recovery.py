@@ -1,26 +1,33 @@
-"""`gazctl shards prune`: remove the fragments of recovery logs that no hints need."""
+"""`gazctl shards prune`, `recover` and `unassign`: recovery logs, the files that they hold, and another try of a shard."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import typer
 
-from gazette_platform.cli.gazctl.connection import FileRoot
-from gazette_platform.cli.gazctl.journals.prune import FragmentRemover
-from gazette_platform.cli.gazctl.shards.connection import (
-    Ids,
-    ShardSelection,
-    ShardSelector,
-    connected_shards,
-    matching_shards,
-)
+from gazette_platform.cli.gazctl.arguments import Ids, ShardSelection, ShardSelector
+from gazette_platform.cli.gazctl.connection import FileRoot, connected_shards, matching_shards
+from gazette_platform.cli.gazctl.journals.prune import FragmentRemover, remove_all
 from gazette_platform.cli.output import note, print_text
-from gazette_platform.consumer.recoverylog import Segment, ShardHints, judge_fragment, needs_of
-from gazette_platform.errors import AccessDenied, DataError, GazetteError, StoreError
+from gazette_platform.consumer.recoverylog import (
+    Player,
+    Segment,
+    ShardHints,
+    judge_fragment,
+    needs_of,
+    pick_hints,
+)
+from gazette_platform.errors import (
+    AccessDenied,
+    DataError,
+    GazetteError,
+    StoreError,
+    ValidationError,
+)
+from gazette_platform.fragment.retention import StoredFragment
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import Fragment, SuspendLevel
@@ -31,12 +38,8 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
     from gazette_platform.consumer.client import ShardClient, ShardListing
 
-# As many as Gazette has under way.
-_REMOVALS_MAX: Final = 32
 # Shards whose hints are asked for at the same time.
 _HINTS_AT_A_TIME: Final = 32
-# Of one log: a store that refused so many refuses the rest, too.
-_FAILURES_MAX: Final = 10
 
 
 @dataclass(slots=True)
@@ -159,37 +162,28 @@ class LogPruner:
         return ""
 
     async def _remove_all(self, log: str, fragments: Sequence[Fragment]) -> int:
-        """Remove them, in order but some at a time. Returns: how many resisted."""
-        failures = denied = 0
-        waiting = iter(fragments)
+        """Remove them. Returns: how many resisted."""
+        denied = 0
 
-        async def work() -> None:
-            nonlocal failures, denied
-            for fragment in waiting:
-                try:
-                    await self._remover.remove(fragment)
-                except AccessDenied as err:
-                    denied += 1
-                    if denied == 1:
-                        self._tell(f"{fragment.content_path}: {err}")
-                except GazetteError as err:
-                    failures += 1
+        async def remove(stored: StoredFragment) -> None:
+            nonlocal denied
+            fragment = stored.fragment
+            try:
+                await self._remover.remove(fragment)
+            except AccessDenied as err:
+                denied += 1
+                if denied == 1:
                     self._tell(f"{fragment.content_path}: {err}")
-                    if failures >= _FAILURES_MAX:
-                        return
-                else:
-                    self.result.removed += 1
-                    self.result.content_bytes += fragment.content_length
-                    self._on_removed(fragment)
+                return
+            self.result.removed += 1
+            self.result.content_bytes += fragment.content_length
+            self._on_removed(fragment)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_REMOVALS_MAX, len(fragments))):
-                group.create_task(work())
+        stored = [StoredFragment(each, size=0) for each in fragments]
+        failures = await remove_all(log, stored, remove, tell=self._tell)
         if denied:
             self.result.denied += denied
             self._tell(f"{log}: the store does not allow to remove {denied} fragments")
-        if left := sum(1 for _ in waiting):
-            self._tell(f"{log}: {left} more fragments were not tried, after {failures} failures")
         return failures
 
 
@@ -198,9 +192,7 @@ def prune(
     ids: Ids = None,
     *,
     selector: ShardSelector = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")
-    ] = False,
+    dry_run: bool = False,
     file_root: FileRoot = None,
 ) -> None:
     """Remove fragments of recovery logs that no hints of any selected shard need.
@@ -216,6 +208,9 @@ def prune(
     **Example**
 
     gazctl shards prune -l team=search --dry-run
+
+    Options:
+        --dry-run: Say what would be removed, and remove nothing.
     """
     selection = ShardSelection.of(ids, selector)
     verb = "would remove" if dry_run else "removed"
@@ -255,3 +250,81 @@ def _summarize(result: LogPruning, *, dry_run: bool) -> None:
         f"{result.removed} of {result.fragments} fragments {verb}, {result.content_bytes} bytes of "
         f"content; {result.skipped_logs} of {result.logs} logs skipped"
     )
+
+
+def recover(
+    ctx: typer.Context, shard: str | None = None, *, shard_id: str | None = None, directory: Path
+) -> None:
+    """Play the recovery log of a shard to its end, into a directory.
+
+    The files are those of the shard's store as it was last recorded. The shard goes on undisturbed.
+
+    **Example**
+
+    gazctl shards recover shard-000 --dir shard-000.files
+
+    Options:
+        ID: The shard.
+        --id ID: The shard, as Gazette's tools take it.
+        -d, --dir: For its files: a directory that is empty, or not there.
+    """
+    if (shard is None) == (shard_id is None):
+        raise typer.BadParameter("give the ID of one shard, as an argument or by --id")
+    chosen = shard or shard_id or ""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValidationError(
+            f"{directory} exists and is not an empty directory (its content would be lost)",
+            path="--dir",
+        )
+
+    async def work(shards: ShardClient, client: AsyncClient) -> None:
+        selection = ShardSelection.of([chosen], None)
+        (found,) = await matching_shards(shards, selection)
+        log = found.spec.recovery_log
+        if not log:
+            raise ValidationError(f"shard {chosen} has no recovery log", path="--id")
+        hints = pick_hints((await shards.get_hints(chosen)).slots, log)
+        player = Player(client, hints, directory)
+        player.finish_at_write_head()
+        played = await player.play()
+        files = len(played.fsm.links) + len(played.fsm.properties)
+        note(f"recovered {files} files of shard {chosen} from {played.log} into {directory}")
+
+    connected_shards(ctx, work)
+
+
+def unassign(
+    ctx: typer.Context,
+    ids: Ids = None,
+    *,
+    selector: ShardSelector = None,
+    failed: bool = False,
+    dry_run: bool = False,
+) -> None:
+    """Take shards from their primaries, and from replicas that have failed, to assign them again.
+
+    So a shard that failed is tried again. Hot standbys stay.
+
+    **Examples**
+
+    gazctl shards unassign -l team=search --failed
+
+    gazctl shards unassign shard-000
+
+    Options:
+        --failed: Only replicas that have failed.
+        --dry-run: Say what would be unassigned, and change nothing.
+    """
+    selection = ShardSelection.of(ids, selector)
+
+    async def work(shards: ShardClient, _: AsyncClient) -> None:
+        found = [each.id for each in await shards.list(selection.selector)]
+        if selection.names:
+            selection.check(found)
+        affected = await shards.unassign(found, only_failed=failed, dry_run=dry_run)
+        for each in affected:
+            print_text(each)
+        verb = "would be unassigned" if dry_run else "unassigned"
+        note(f"{len(affected)} of {len(found)} shards {verb}")
+
+    connected_shards(ctx, work)
