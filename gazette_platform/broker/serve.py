@@ -50,12 +50,12 @@ from gazette_platform.ops.retry import insist
 from gazette_platform.ops.tasks import TaskGroup, run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.serving.auth import Authenticator
-from gazette_platform.serving.config import Wire
+from gazette_platform.serving.config import Wire, random_id
 from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed
-from gazette_platform.serving.process import Departure, random_id
+from gazette_platform.serving.process import Departure
 from gazette_platform.stores import StoreRegistry, health_check, open_store
 from gazette_platform.stores.metrics import MeasuredStore
 

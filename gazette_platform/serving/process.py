@@ -25,7 +25,6 @@ from gazette_platform.ops.process import describe_tasks, describe_threads, raise
 from gazette_platform.ops.tasks import TaskGroup
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Awaitable, Callable
 
     from gazette_platform.ops.faults import Faults
@@ -375,24 +374,3 @@ def aside(call: Callable[..., None], *args: object) -> threading.Thread:
     thread = threading.Thread(target=call, args=args, name="log", daemon=True)
     thread.start()
     return thread
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
-_MOODS = _words(
-    "amber brave calm clever daring eager fair gentle golden happy humble jolly keen kind lively "
-    "lucky merry mighty modest noble patient proud quick quiet ready sharp silent steady sunny "
-    "swift tidy wise"
-)
-_BEINGS = _words(
-    "badger beaver bison crane curlew dolphin eagle falcon ferret finch fox gannet hare heron ibis "
-    "jackdaw kestrel lark linnet lynx magpie marten merlin newt osprey otter petrel plover raven "
-    "robin stoat swallow tern wren"
-)
-
-
-def random_id(rng: random.Random) -> str:
-    """Two words and a number: unique enough for a cluster, and good to talk about."""
-    return f"{rng.choice(_MOODS)}-{rng.choice(_BEINGS)}-{rng.randrange(1000):03d}"

@@ -28,8 +28,8 @@ from gazette_platform.cli.options import (
 from gazette_platform.cli.program import render_ini, set_up_logging
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.process import usable_cores
+from gazette_platform.serving.config import random_id
 from gazette_platform.serving.members.line import SupervisorLine
-from gazette_platform.serving.process import random_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

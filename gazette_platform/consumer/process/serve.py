@@ -38,11 +38,11 @@ from gazette_platform.ops.process import LoopWatch
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator
-from gazette_platform.serving.config import Wire
+from gazette_platform.serving.config import Wire, random_id
 from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer, Origins
-from gazette_platform.serving.process import Departure, random_id, run_server
+from gazette_platform.serving.process import Departure, run_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
