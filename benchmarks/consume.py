@@ -17,10 +17,14 @@ import uvloop
 from typing_extensions import override
 
 from gazette_platform.client import AsyncClient
-from gazette_platform.consumer.application import Application, Shard, Transaction
+from gazette_platform.consumer.application import (
+    Application,
+    Shard,
+    Transaction,
+    TransactionPublisher,
+)
 from gazette_platform.consumer.cluster import ShardAssignment
 from gazette_platform.consumer.protocol import Checkpoint, ReplicaStatus, ShardSpec
-from gazette_platform.consumer.publisher import TransactionPublisher
 from gazette_platform.consumer.runtime.run import Run
 from gazette_platform.consumer.runtime.status import Readiness
 from gazette_platform.consumer.shard.transaction import BATCH_SIZE

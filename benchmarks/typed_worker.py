@@ -10,9 +10,9 @@ from benchmarks.typed_source import fragments_of
 from benchmarks.typed_table import COLUMNS, UUID_FIELD
 from gazette_platform.client import ClientConfig, FragmentListing
 from gazette_platform.client.read.extents import Extent
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs.jobs import Job

@@ -43,7 +43,7 @@ settings.register_profile("house", deadline=None)
 settings.register_profile("nightly", deadline=None, max_examples=10_000)
 # For another interpreter, where what is wrong is wrong of most examples.
 settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
-# For tools/broken_clone.py: a simpler example would take minutes, and nobody reads it.
+# For tools/broken_clone.py: a simpler example would take minutes, and no one reads it.
 settings.register_profile(
     "first_fault", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
 )
@@ -74,7 +74,7 @@ _conformance: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
 
 def pytest_configure() -> None:
-    """A run that is told to end stops its servers first, as on Ctrl-C."""
+    """Stop the servers first if the run is terminated, as on Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
@@ -82,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite",
         action="store_true",
-        help="write golden transcripts anew; look at the difference",
+        help="write golden transcripts again; look at the difference",
     )
 
 

@@ -1,11 +1,11 @@
 """Stateful, exactly-once consumers of journals.
 
-Nouns: shard (a unit of work with state of its own), replica (a process's share in a shard), primary
-(slot 0, which consumes), hot standby (one that follows the recovery log), transaction, checkpoint.
-Guarantee: a shard's state and what it publishes reflect each committed message once. `protocol` is
-the words of the wire, `cluster` what etcd holds, `shard` the decisions of a shard's life, and
-`recoverylog` keeps the files of a store in a journal, so that any process can go on with them.
-Users write an `application`, which changes a `store`, and publishes by a `publisher`; `runtime` runs it.
-`service` answers who serves a shard, and changes shards; `client` asks it. A `process` is a member of a group:
-it follows assignments, and has `runtime` and `service` do the rest. Users' programs begin at `gazette_platform.app`.
+Nouns: shard (a unit of work with its own state), replica (one process's copy of a shard), primary (the replica in slot 0,
+which consumes), hot standby (a replica that follows the recovery log), transaction, checkpoint.
+Promise: the state of a shard and what it publishes reflect each committed message exactly once, whatever crashes.
+Cost: one commit of the store and one append for each output journal per transaction. Messages are handled in batches.
+
+Users write an `application`, which changes a `store` and publishes. `shard` and `recoverylog` decide, without I/O;
+`runtime` runs one replica; `service` answers who serves a shard; `process` is one member of a group; `cluster` is what
+etcd holds; `protocol` has the messages; `client` calls a group. Users' programs begin at `gazette_platform.app`.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gazette_platform.etcd.client import TXN_OPS_MAX, EtcdClient, Lease, Watch
 from gazette_platform.etcd.connection import EtcdTls, parse_endpoint
-from gazette_platform.etcd.types import (
+from gazette_platform.etcd.wire import (
     Compacted,
     Compare,
     CompareTarget,

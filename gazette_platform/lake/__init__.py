@@ -87,77 +87,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "engines.spark": (
-        "running_session",
-        "start_session",
-    ),
-    "engines.trino": ("TrinoSession",),
-    "raw.accounting": (
-        "PartitionAccount",
-        "PartitionUpdate",
-    ),
-    "raw.audits.audit": (
-        "Audit",
-        "Auditor",
-    ),
-    "raw.views": (
-        "ensure_views",
-        "excluded_files",
-    ),
-    "reading.findings": (
-        "Finding",
-        "FindingKind",
-    ),
-    "raw.audits.fit": (
-        "FitChecker",
-        "json_columns",
-        "missing_columns",
-        "without_columns",
-    ),
-    "spec.layout": (
-        "Layout",
-        "PartitionColumn",
-        "StoreRoots",
-        "partition_key",
-    ),
-    "raw.listing": ("SweepPoint",),
-    "raw.planning": (
-        "Limits",
-        "JournalCursor",
-        "RegistrationCursor",
-    ),
-    "raw.registration": (
-        "JournalProgress",
-        "Registrar",
-        "TableReport",
-    ),
-    "raw.repair": (
-        "MovedFile",
-        "Repair",
-        "Repairer",
-    ),
-    "settings": ("LakeSettings",),
-    "raw.prunes.shrinker": (
-        "Look",
-        "Shrinker",
-    ),
-    "reading.source": (
-        "BrokerSource",
-        "FragmentSource",
-        "all_fragments",
-    ),
-    "spec.folder": (
-        "RefusedSpec",
-        "SpecFolder",
-        "load_table_specs",
-        "read_spec_folder",
-    ),
-    "spec.table_spec": (
-        "TableSpec",
-        "parse_table_spec",
-    ),
+    "engines.spark": "running_session start_session",
+    "engines.trino": "TrinoSession",
+    "raw.accounting": "PartitionAccount PartitionUpdate",
+    "raw.audits.audit": "Audit Auditor",
+    "raw.views": "ensure_views excluded_files",
+    "reading.findings": "Finding FindingKind",
+    "raw.audits.fit": "FitChecker json_columns missing_columns without_columns",
+    "spec.layout": "Layout PartitionColumn StoreRoots partition_key",
+    "raw.listing": "SweepPoint",
+    "raw.planning": "Limits JournalCursor RegistrationCursor",
+    "raw.registration": "JournalProgress Registrar TableReport",
+    "raw.repair": "MovedFile Repair Repairer",
+    "settings": "LakeSettings",
+    "raw.prunes.shrinker": "Look Shrinker",
+    "reading.source": "BrokerSource FragmentSource all_fragments",
+    "spec.folder": "RefusedSpec SpecFolder load_table_specs read_spec_folder",
+    "spec.table_spec": "TableSpec parse_table_spec",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # else any name would exist
 

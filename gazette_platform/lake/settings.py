@@ -27,22 +27,25 @@ variable of its own, which wins:
 | GAZETTE_SENSOR_SHARDS | sensors that share out the tables, 1 to 32 | ``1`` |
 
 Logins at Trino, or a catalog, are not part of it, since settings are shown: see `gazette_platform.lake.engines.trino.TrinoLogin` and
-`gazette_platform.lake.iceberg_catalog`.
+`gazette_platform.lake.catalogs`.
+
+`S3Access` says how Spark, the Hive Metastore and Trino reach the S3 store that a fragment store's URL names. All three find
+credentials as every AWS tool does: in the environment, a profile, a role. No setting here holds any.
 """
 
 from __future__ import annotations
 
 import json
+import string
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, Self, final
+from urllib.parse import quote
 
 from gazette_platform.errors import SetupError, ValidationError
-from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
-from gazette_platform.lake.iceberg_catalog import VARIABLE, IcebergCatalog
-from gazette_platform.lake.links import check_table_url
-from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.catalogs import HIVE, ICEBERG, VARIABLE, IcebergCatalog, TrinoCatalogs
 from gazette_platform.lake.spec.layout import StoreRoots
+from gazette_platform.protocol import parse_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -214,3 +217,131 @@ def _json_object(text: str, where: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ValidationError("not a JSON object", path=where)
     return raw
+
+
+# Below the prefix of the store, where no journal can be.
+_WAREHOUSE: Final = ".gazette/warehouse"
+_REGION: Final = "us-east-1"
+_FILE_SYSTEM: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+# That of the AWS SDK itself; Hadoop's own default knows no profiles and no roles of containers.
+_CREDENTIALS: Final = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Access:
+    """An S3 store, as engines are configured for it."""
+
+    bucket: str
+    prefix: str
+    """Empty, or ends in a slash."""
+    endpoint: str
+    """URL of a server; empty: AWS."""
+    region: str
+
+    @classmethod
+    def of(cls, store: str, environment: Mapping[str, str]) -> Self:
+        """The access of the fragment store `store`.
+
+        Args:
+            store: ``s3://BUCKET/PREFIX/``, with the arguments ``endpoint`` and ``region`` if need be.
+            environment: where AWS tools look for what the URL does not say.
+
+        Raises: ValidationError: it is not an S3 store, or has arguments that engines cannot follow.
+        """
+        url = parse_store_url(store)
+        if url.scheme != "s3":
+            raise ValidationError(
+                f"{store} is not an s3:// store (on other stores, configure engines of your own, and "
+                "give their addresses)"
+            )
+        arguments = {name.lower(): value for name, value in url.args.items()}
+        for name in ("find", "replace", "profile"):
+            if arguments.get(name):
+                raise ValidationError(
+                    f"{store}: engines have no setting for `{name}`, which brokers follow "
+                    + ("(set AWS_PROFILE instead)" if name == "profile" else "(leave it out)")
+                )
+        endpoint = (
+            arguments.get("endpoint")
+            or environment.get("AWS_ENDPOINT_URL_S3")
+            or environment.get("AWS_ENDPOINT_URL")
+            or ""
+        )
+        if endpoint and "://" not in endpoint:
+            endpoint = f"https://{endpoint}"
+        region = (
+            arguments.get("region")
+            or environment.get("AWS_REGION")
+            or environment.get("AWS_DEFAULT_REGION")
+            or (_REGION if endpoint else "")
+        )
+        if not region:
+            raise ValidationError(f"{store} has no region (add ?region=…, or set AWS_REGION)")
+        return cls(bucket=url.host, prefix=url.prefix, endpoint=endpoint, region=region)
+
+    @property
+    def warehouse(self) -> str:
+        """Location of Iceberg tables, without a trailing slash."""
+        return f"s3://{self.bucket}/{self.prefix}{_WAREHOUSE}"
+
+    def hadoop(self) -> dict[str, str]:
+        """Settings of Hadoop's driver, for Spark (each with ``spark.hadoop.`` before it) and Hive."""
+        settings = {
+            # Locations say s3, as AWS and Trino do.
+            "fs.s3.impl": _FILE_SYSTEM,
+            "fs.s3a.impl": _FILE_SYSTEM,
+            "fs.s3a.aws.credentials.provider": _CREDENTIALS,
+            "fs.s3a.endpoint.region": self.region,
+        }
+        if self.endpoint:
+            settings |= {
+                "fs.s3a.endpoint": self.endpoint,
+                # Your own server has no name for each bucket.
+                "fs.s3a.path.style.access": "true",
+                "fs.s3a.connection.ssl.enabled": str(self.endpoint.startswith("https:")).lower(),
+            }
+        return settings
+
+    def iceberg(self) -> dict[str, str]:
+        """Properties of PyIceberg's reader and writer of files."""
+        properties = {"s3.region": self.region}
+        if self.endpoint:
+            properties["s3.endpoint"] = self.endpoint
+        return properties
+
+    def trino(self) -> dict[str, str]:
+        """Properties of a catalog of Trino."""
+        properties = {"fs.native-s3.enabled": "true", "s3.region": self.region}
+        if self.endpoint:
+            properties |= {"s3.endpoint": self.endpoint, "s3.path-style-access": "true"}
+        return properties
+
+
+_PLACES: Final = ("catalog", "schema", "table")
+
+
+def check_table_url(template: str) -> None:
+    """Refuse what is not an address with ``{catalog}``, ``{schema}`` and ``{table}`` in it, or some of these.
+
+    Raises: ValidationError: says what may be in it.
+    """
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as err:
+        names = {str(err)}
+    if not names or names - set(_PLACES) or not template.startswith(("http://", "https://")):
+        raise ValidationError(
+            f"{template!r} is not an http(s) address with {{catalog}}, {{schema}} and {{table}} in it",
+            path="GAZETTE_TABLE_URL",
+        )
+
+
+def table_link(template: str, table: str) -> str:
+    """The page of ``catalog.schema.table``.
+
+    >>> table_link("http://sql/?t={schema}.{table}", "hive.shop.orders")
+    'http://sql/?t=shop.orders'
+    """
+    parts = zip(_PLACES, table.split("."), strict=True)
+    return template.format(**{name: quote(part, safe="") for name, part in parts})

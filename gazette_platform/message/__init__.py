@@ -2,7 +2,9 @@
 
 Nouns: message, framing (how a journal delimits messages), UUID (its producer, clock and flags),
 sequencer (which messages are committed), publisher, mapping (which journal a message goes to).
-Guarantee: a committed reader returns each message once, although appends are at least once.
+Promise: a reader of committed messages returns each message once, although appends are at least once. UUIDs, framings
+and the choice of journals are Gazette's, byte for byte.
+Cost: a reader keeps the messages of open transactions in memory, up to a ring of 8,192 by default; it reads older ones again.
 """
 
 from __future__ import annotations

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import SetupError, ValidationError
-from gazette_platform.lake.catalogs import HIVE, ICEBERG
+from gazette_platform.lake.catalogs import HIVE, ICEBERG, VARIABLE, CatalogLogin, IcebergCatalog
 from gazette_platform.lake.engines.spark import PROVIDED, is_local
-from gazette_platform.lake.iceberg_catalog import VARIABLE, CatalogLogin, IcebergCatalog
-from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.settings import S3Access
 from gazette_platform.platform import dagster, servers, tools
 from gazette_platform.platform.component import HOST
 from gazette_platform.platform.layout import Endpoints, pyspark_jars

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
-    from gazette_platform.lake.s3 import S3Access
+    from gazette_platform.lake.catalogs import CatalogLogin, IcebergCatalog
+    from gazette_platform.lake.settings import S3Access
     from gazette_platform.platform.layout import PlatformDir
 
 ETCD = "etcd"

@@ -1,4 +1,11 @@
-"""Dagster sensors: some register fragments as tables, one reports typed tables, one keeps the catalog up to date."""
+"""Dagster sensors: register fragments as tables, report typed tables, keep the catalog up to date.
+
+A tick of `fragments` lists new fragments, registers them, and then reports what differs from Dagster's last events; the
+cursor is stored last, so a tick that fails is repeated and changes nothing twice. Several sensors can share the tables
+(`shards`, `hand_over`). What to report, and which journals wait too long, is decided without I/O (`tick`, `waits`).
+
+Cost: a tick runs every few seconds and is bounded in listings and events, whatever the backlog.
+"""
 
 from gazette_platform.sensors.catalog import catalog_sensor
 from gazette_platform.sensors.fragments import fragments_sensor, fragments_sensors

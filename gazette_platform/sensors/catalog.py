@@ -30,8 +30,12 @@ from gazette_platform.lake import SpecFolder, TableSpec
 from gazette_platform.lake.rollups import RollupFolder
 from gazette_platform.lake.rollups.query_check import check_queries, made_by, source_columns
 from gazette_platform.protocol import JournalSpec
-from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
-from gazette_platform.resources.lake import catalog_digest
+from gazette_platform.resources import (
+    BrokerResource,
+    LakeResource,
+    MetastoreResource,
+    catalog_digest,
+)
 
 _INTERVAL_S = 5
 _RELOAD_TIMEOUT_S = 120

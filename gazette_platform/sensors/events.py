@@ -18,7 +18,7 @@ from gazette_platform.assets.raw import (
 )
 from gazette_platform.lake import PartitionColumn, partition_key
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.links import partition_query
+from gazette_platform.lake.engines.trino import partition_query
 from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.text import counted
 from gazette_platform.sensors.reports import DATA_VERSION, data_version

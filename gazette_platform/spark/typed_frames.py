@@ -26,7 +26,7 @@ from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec.folder import load_table_specs, or_meant
-from gazette_platform.lake.spec.typed.columns import spark_ddl
+from gazette_platform.lake.spec.types import spark_ddl
 from gazette_platform.lake.typed.planning.last_rows import view_of
 from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.tail import pin_tail, settle_tail

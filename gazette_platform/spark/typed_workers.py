@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from typing_extensions import override
 
 from gazette_platform.errors import GazetteError, LakeError
-from gazette_platform.lake.spec.typed.columns import spark_ddl
+from gazette_platform.lake.spec.types import spark_ddl
 from gazette_platform.lake.typed.planning.last_rows import changes_of, is_later, last_of_each
 from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.working import discard
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from gazette_platform.lake.spec.schema import ColumnType
+    from gazette_platform.lake.spec.types import ColumnType
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.runs.jobs import Job
     from gazette_platform.lake.typed.tables.upserts import Merge

@@ -20,10 +20,15 @@ from urllib.parse import quote, urlencode
 
 from gazette_platform.errors import AccessDenied, StoreError, StoreUnavailable, ValidationError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.stores.answers import ErrorCodes, azure_page
 from gazette_platform.stores.interface import KeyRule, take_args
-from gazette_platform.stores.listings import azure_page
-from gazette_platform.stores.object_errors import ErrorCodes, Renewed
-from gazette_platform.stores.objects import ObjectStore, Provider, client_options, retry_options
+from gazette_platform.stores.objects import (
+    ObjectStore,
+    Provider,
+    Renewed,
+    client_options,
+    retry_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

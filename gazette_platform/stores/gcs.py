@@ -1,5 +1,9 @@
 """The ``gs`` store: a bucket of Google Cloud Storage.
 
+Not through obstore (0.12), which serves the other buckets: it speaks GCS' XML interface, where an object stored with
+``Content-Encoding: gzip`` may come decompressed, or without the length that obstore insists on; it signs by V4 only, where
+Gazette signs by V2; and the emulator that the tests run refuses its uploads.
+
 Google's own library does the work, in threads of a bounded pool: nothing blocks the event loop. A thread is held for
 one request, or one piece of an answer, never while a reader is slow. Each blocking call waits a bounded time for each
 answer, and retries for a bounded time; threads of several stores and operations make them at once.
@@ -24,8 +28,8 @@ from gazette_platform.errors import (
     StoreError,
     StoreUnavailable,
 )
+from gazette_platform.stores.answers import gcs_page, next_token, seen_below
 from gazette_platform.stores.interface import PIECE_BYTES, KeyRule, check_segments, take_args
-from gazette_platform.stores.listings import gcs_page, next_token, seen_below
 from gazette_platform.stores.objects import SMALL_BYTES_MAX, upload_slots
 
 if TYPE_CHECKING:
@@ -34,8 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.protocol import StoreUrl
+    from gazette_platform.stores.answers import Page
     from gazette_platform.stores.interface import StoredObject
-    from gazette_platform.stores.listings import Page
 
 _T = TypeVar("_T")
 

@@ -15,12 +15,12 @@ from urllib.parse import quote, urlencode
 
 from gazette_platform.errors import StoreUnavailable, ValidationError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.stores.answers import ErrorCodes, s3_page
 from gazette_platform.stores.interface import KeyRule, take_args
-from gazette_platform.stores.listings import s3_page
-from gazette_platform.stores.object_errors import ErrorCodes, Renewed
 from gazette_platform.stores.objects import (
     ObjectStore,
     Provider,
+    Renewed,
     client_options,
     retry_options,
 )

@@ -25,6 +25,6 @@ REQUESTS = [
     )
 ]
 APPENDS = st.tuples(st.sampled_from(REQUESTS) | st.just(REQUESTS[0]), st.integers(0, 4))
-# Those of a group are there at the same time.
+# The appends of a group are under way at the same time.
 GROUPS = st.lists(st.lists(APPENDS, min_size=1, max_size=12), min_size=1, max_size=4)
 FLAGS = st.sampled_from([JournalFlag.O_RDWR, JournalFlag.O_RDWR, JournalFlag.O_RDONLY])

@@ -51,7 +51,7 @@ async def produced(service, journals, *, tasks, goes_on, pause_s=0.0):
 
 
 async def checked(client, taken):
-    """Nothing is lost, all is where its caller was told, in order, and once if it was sent once."""
+    """Nothing is lost, each append is at the offset that its caller got, in order, and once if it was sent once."""
     for journal in {each[0] for each in taken}:
         content = await client.read(journal).read()
         last = {}

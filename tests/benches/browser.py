@@ -124,7 +124,7 @@ class Browser:
         number = next(self._ids)
         await self._socket.send_json({"id": number, "method": method, "params": params})
         async with asyncio.timeout(patient(_CALL_TIMEOUT_S)):
-            while True:  # answers come among events, which nobody asked for
+            while True:  # answers come among events, which the client did not ask for
                 message = await self._socket.receive_json()
                 if message.get("id") == number:
                     break

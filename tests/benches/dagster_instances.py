@@ -8,7 +8,7 @@ from dagster import DagsterInstance
 def new_instance() -> DagsterInstance:
     """Return an instance that knows nothing.
 
-    Nobody will ever migrate its tables, so it is spared the reading of all migrations that there are.
+    Its tables are never migrated, so it does not read the list of all migrations.
     """
     storage = "dagster._core.storage"
     with (

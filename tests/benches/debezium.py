@@ -43,7 +43,7 @@ def spec_of(columns="id:bigint,name:string", entries="", more="change_data: debe
 
 
 class Database:
-    """A table with a key, and what Debezium tells of what is done to it.
+    """A table with a key, and the events that Debezium sends for its changes.
 
     Args:
         source: makes a record's `source` of a position.
@@ -70,7 +70,7 @@ class Database:
             self.told.append(None)  # a tombstone
 
     def move(self, key, to):
-        """Change a row's key, as Debezium tells it: a deletion, a tombstone and an insert at one position."""
+        """Change a row's key, as Debezium reports it: a deletion, a tombstone and an insert at one position."""
         if key not in self.rows or to in self.rows:
             return
         before = self.rows.pop(key)
@@ -80,7 +80,7 @@ class Database:
         self._tell("c", None, self.rows[to], step=0)
 
     def rename_key(self, key, to):
-        """The same, told as one update, as connectors do whose key is another one than the table's."""
+        """The same as one update, as connectors send it whose key differs from the table's."""
         if key in self.rows and to not in self.rows:
             before = self.rows.pop(key)
             self.rows[to] = before | {"id": to}
@@ -107,5 +107,5 @@ class Database:
         self.told.append(wrapped(found) if self._wraps else found)
 
     def lines(self):
-        """What was told, as lines of a journal."""
+        """Return the events, as lines of a journal."""
         return [json.dumps(one).encode() + b"\n" for one in self.told]

@@ -107,7 +107,7 @@ class KeptRecorder:
         self.gates.append((len(self.operations), tuple(after)))
 
     async def barrier(self, after: Collection[Dependency] = ()) -> None:
-        """Wait for what it is told to. Raises: what that does."""
+        """Run the wait that was passed in. Raises: what that raises."""
         for _, gate in self.gates:
             for need in gate:
                 await (asyncio.shield(need) if isinstance(need, asyncio.Future) else need)

@@ -148,7 +148,7 @@ class FragmentFiles:
         self.forget(fragment)
 
     def delete_file(self, fragment: Fragment) -> None:
-        """Delete the file of a fragment, of which brokers know nothing yet."""
+        """Delete the file of a fragment, without the brokers' knowledge."""
         store = self.root / fragment.backing_store.removeprefix("file:///")
         (store / fragment.content_path).unlink()
 

@@ -11,7 +11,7 @@ from gazette_platform.lake.raw.prunes import shrinker as shrinking
 from gazette_platform.lake.raw.prunes.verdict import Judgement
 from gazette_platform.sensors import audits, prunes, reporting as telling
 from gazette_platform.stores import objects
-from gazette_platform.stores.listings import OddAnswer, Page
+from gazette_platform.stores.answers import OddAnswer, Page
 
 __all__ = [
     "believe_listings",
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def tell_nothing_again() -> None:
-    """Tells what it registered, and nothing that was registered before."""
+    """Reports what it registered, and nothing that was registered before."""
     tell: Any = telling.Telling.tell
 
     def planted(self: Any, report: Any, _: Any) -> None:
@@ -40,7 +40,7 @@ def tell_nothing_again() -> None:
 
 
 def tell_all_again() -> None:
-    """Tells of each time that it looks at."""
+    """Reports each time that it looks at."""
 
     def planted(accounts: Any, _: Any) -> Any:
         return list(accounts)
@@ -113,7 +113,7 @@ def never_shrink() -> None:
 
 
 def drop_untold() -> None:
-    """Drops Hive partitions of which all was pruned at once, and tells nobody."""
+    """Drops Hive partitions whose files were all pruned, at once and without a report."""
 
     def planted(turn: Any, _: Any, table: Any, emptied: Any) -> bool:
         turn._shrinker.drop(turn._session, table, emptied)

@@ -17,7 +17,7 @@ from gazette_platform import lake
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.engines.spark import keeping_interrupt, open_session, start_session
-from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.settings import S3Access
 from gazette_platform.platform import tools
 from gazette_platform.platform.component import choose_ports
 from gazette_platform.platform.servers import metastore_component, trino_components

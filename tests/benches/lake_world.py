@@ -137,11 +137,11 @@ class World(ExitStack):
         )
 
     def new_instance(self):
-        """A Dagster that was told nothing."""
+        """A Dagster without any event."""
         return self.enter_context(new_instance())
 
     def drop_partition(self):
-        """Somebody drops a Hive partition, if there is one."""
+        """Another program drops a Hive partition, if one exists."""
         with self.metastore.connect() as session:
             table = session.table("s", "a")
             for found in session.partitions(table)[:1] if table is not None else ():
@@ -180,7 +180,7 @@ class World(ExitStack):
 
     def store(self, outcome):
         """As the daemon does: events, partitions, cursor."""
-        error = Killed()  # the daemon has nobody to answer to
+        error = Killed()  # the daemon answers no caller
         for event in outcome.events:
             self.steps.call(
                 "event", lambda e=event: self.instance.report_runless_asset_event(e), error
@@ -223,14 +223,14 @@ class World(ExitStack):
         self.tick()
 
     def other(self):
-        """Another registrar, which tells nobody."""
+        """Another registrar, which reports nothing."""
         registrar = Registrar(self.files, self.metastore, StoreRoots(self.files.roots))
         with_old_lock = self.metastore.thrift
         with_old_lock.pass_time(120)
         registrar.tick(SPEC, {})
 
     def settle(self, quiet=1):
-        """Ticks until so many in a row have nothing to tell."""
+        """Tick until so many ticks in a row report nothing."""
         left = quiet
         for _ in range(30):
             left = quiet if self.tick() else left - 1
@@ -269,7 +269,7 @@ class World(ExitStack):
             assert sum(added) == (times[key].rows if key in times else 0), added
             versions = [e.tags["dagster/data_version"] for e in events]
             assert versions[-1] == (data_version(times[key]) if key in times else "empty")
-            # Nothing is told twice; but what came and was pruned leaves what there was before.
+            # Nothing is reported twice. Files that came and were pruned leave the former state.
             again = [v for before, v in pairwise(versions) if before == v]
             assert not again
             assert key in pruned | self.dropped or len(set(versions)) == len(versions)

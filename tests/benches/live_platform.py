@@ -123,7 +123,7 @@ class SparkStart:
             self._failure = failure
 
     def session(self) -> Any:
-        """Wait until the session is there. Return it. Raises: whatever its start raised."""
+        """Wait until the session has started. Return it. Raises: whatever its start raised."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure

@@ -50,7 +50,7 @@ def need_go(variable: str) -> None:
     """Skip the test if nothing could build its server; where servers are required that is a failure.
 
     Args:
-        variable: of the environment, which may name a server that is there already.
+        variable: of the environment, which may name a server that runs already.
     """
     if not os.environ.get(variable) and shutil.which("go") is None:
         pytest.skip(f"needs Go, to build a server (https://go.dev/dl/, or {variable})")
@@ -187,7 +187,7 @@ def azure_server(
     """An emulator of Azure Blob Storage, empty, over `folder`.
 
     Args:
-        authority: signs its certificate. It then speaks HTTPS, and takes tokens, too, of which it checks
+        authority: signs its certificate. It then speaks HTTPS, and takes tokens, too: it checks their
             issuer, audience and times, but not the signature.
 
     Raises: SetupError: it could not be installed (it needs npm) or started.
@@ -216,7 +216,7 @@ def azure_server(
 
 @dataclass(frozen=True)
 class GcsServer:
-    """A running fake-gcs-server, which asks nobody who they are."""
+    """A running fake-gcs-server, which authenticates no caller."""
 
     endpoint: str
 

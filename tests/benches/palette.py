@@ -47,7 +47,7 @@ def decoded(png: bytes) -> tuple[int, int, list[Colour]]:
     width, height, depth, colours, _, _, interlaced = struct.unpack(">IIBBBBB", header)
     channels = {2: 3, 6: 4}.get(colours, 0)
     if not channels or depth != 8 or interlaced:
-        raise ValueError(f"colour type {colours} of {depth} bits is no browser's")
+        raise ValueError(f"colour type {colours} of {depth} bits is not one of a browser")
     rows = _unfiltered(zlib.decompress(content), width * channels, height, channels)
     columns = (zip(*(row[c::channels] for c in range(3)), strict=True) for row in rows)
     return width, height, list(chain.from_iterable(columns))

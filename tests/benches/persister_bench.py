@@ -1,4 +1,4 @@
-"""A persister with everything around it, and a store of which a test chooses the faults."""
+"""A persister with everything around it, and a store whose faults a test chooses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOURNAL = "a/journal"
 
 
 class FaultyStore:
-    """A directory of which a test chooses the faults."""
+    """A directory whose faults a test chooses."""
 
     def __init__(self, store):
         self.store = store
@@ -154,7 +154,7 @@ class PersisterBench:
         )
 
     def is_closed(self, spool):
-        """Whether nobody holds its content any more."""
+        """Whether no owner of its content is left."""
         try:
             os.fstat(spool.content.fd)
             spool.content.hold()

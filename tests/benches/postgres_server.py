@@ -170,7 +170,7 @@ def spawn(
     log: Path,
     said: str = "",
 ) -> subprocess.Popen[bytes]:
-    """Start a program, as `who`, and tell it `said`; what it says is added to a log."""
+    """Start a program, as `who`, and write `said` to its input; its output is added to a log."""
     as_other: dict[str, Any] = {}
     if who is not None:
         as_other = {"user": who.pw_uid, "group": who.pw_gid, "extra_groups": []}
@@ -186,7 +186,7 @@ def spawn(
 
 
 def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a signal by which a program ends, and wait; SIGKILL if it does not."""
+    """Send a signal that ends a program, and wait; SIGKILL if it does not."""
     process.send_signal(number)
     try:
         process.wait(_END_S)

@@ -1,7 +1,7 @@
 """A disk that loses its power: of the files of a folder, what is on it for sure, and what may be.
 
 It watches the calls that this process makes of `os`. A file's content is on the disk as it was when it
-was last synced, and a folder's names as they were when the folder was. What came later may be there or
+was last synced, and a folder's names as they were when the folder was. What came later may exist or
 not: names in the order in which they were given, content in any.
 """
 

@@ -101,9 +101,9 @@ def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
 def only(fields: Fields, field: int, default: Any = None) -> Any:
     """The value of a field that exists once, or `default` if it is absent.
 
-    Raises: ValueError: it is there more than once.
+    Raises: ValueError: it occurs more than once.
     """
     values = fields.get(field, [default])
     if len(values) > 1:
-        raise ValueError(f"field {field} is there {len(values)} times")
+        raise ValueError(f"field {field} occurs {len(values)} times")
     return values[0]

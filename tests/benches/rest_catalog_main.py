@@ -1,6 +1,6 @@
 """An Iceberg REST catalog as a process: ``python rest_catalog_main.py PORT JARS JDBC_URI USER WAREHOUSE``, password on stdin.
 
-The servlet is that of Iceberg's own tests, by which its clients are tried, over a catalog in a database. It is driven
+The servlet is that of Iceberg's own tests, which its clients are tested against, over a catalog in a database. It is driven
 from here over py4j, as the embedded metastore is: the Jetty among PySpark's jars serves it on loopback. Iceberg's fixture would serve it to whoever
 asks, and has 200 MB of jars.
 """

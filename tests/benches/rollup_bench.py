@@ -158,7 +158,7 @@ class Lake:
 
 
 def told(lake, asset, instance):
-    """Runs a rollup as its asset; returns what its event and its check tell."""
+    """Runs a rollup as its asset; returns what its event and its check report."""
     services = SimpleNamespace(catalogs=None, query=lambda *_: pytest.fail("replaced"))
     resources = {
         "metastore": SimpleNamespace(client=lambda: lake.metastore),

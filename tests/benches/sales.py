@@ -49,7 +49,7 @@ SPECS = {
     "fresh": "format: json\ncolumns: [{name: id, type: bigint}]\n",
     "picky": "format: json\ncolumns: [{name: id, type: bigint}, {name: word, type: string}]\n",
     "visits": "format: json\ncolumns: [{name: id, type: bigint}, {name: pages, type: bigint}]\n",
-    # No run by itself: tests run it, and see what Dagster is told of their runs.
+    # No run by itself: tests run it, and see what their runs report to Dagster.
     "payments": "format: json\ncolumns:\n"
     "  - {name: _meta, type: 'struct<uuid:string>'}\n"
     "  - {name: id, type: bigint}\n"
@@ -225,7 +225,7 @@ def payments(region: str) -> bytes:
             payment(11, alone),
             payment(12, within),
             payment(13, ack),
-            payment(14, within),  # of a transaction that nobody has ended
+            payment(14, within),  # of a transaction that was never ended
         )
     again = json_lines(payment(2, alone))
     return (

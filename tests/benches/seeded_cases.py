@@ -67,7 +67,7 @@ class SeededCases:
     case_s: float
     """Seconds that a case may take, of all that are played, until the hard end of the run."""
     open_world: Callable[[Path, Callable[[str], None]], AbstractContextManager[Any]]
-    """Starts servers in a folder; is given what is told what is under way."""
+    """Starts servers in a folder; takes a function that is called with what is under way."""
     play: Callable[[Run, Any], CasesOutcome]
     """Plays cases in a world."""
     lacks: Callable[[int, int], str] = lambda seed, number: ""

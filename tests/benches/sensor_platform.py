@@ -66,7 +66,7 @@ class SensorPlatform:
         (self.tables / f"{table}.yaml").write_text(SPEC.format(table=table))
 
     def tick(self):
-        """The events of tables and journals; checks, and what is told of the folder, are set apart."""
+        """The events of tables and journals; checks, and reports about the folder, are kept apart."""
         result = self.full_tick()
         events = [e for e in result.asset_events if e.asset_key != SPECS_KEY]
         self.of_folder = [e for e in result.asset_events if e.asset_key == SPECS_KEY]
@@ -100,7 +100,7 @@ class SensorPlatform:
         return result
 
     def full_tick_untold(self):
-        """A tick whose process ends before it has told anything."""
+        """A tick whose process ends before it has reported anything."""
         store, self.store = self.store, lambda result: None
         try:
             return self.full_tick()
@@ -108,7 +108,7 @@ class SensorPlatform:
             self.store = store
 
     def store(self, result, *, events=None, is_killed=False):
-        """Keep what a tick told, as the daemon does: events, partitions, cursor, in this order.
+        """Keep what a tick returned, as the daemon does: events, partitions, cursor, in this order.
 
         With `is_killed` the daemon dies after the first `events` events.
         """
@@ -135,7 +135,7 @@ def parts_of(cursor):
 
 
 def numbers(instance, table):
-    """What Dagster was told of each partition of a table: rows added, one number an event."""
+    """Return what was reported to Dagster of each partition of a table: rows added, one number an event."""
     records = instance.fetch_materializations(AssetKey(["s", table]), limit=1000).records
     found = {}
     for event in (record.asset_materialization for record in reversed(records)):

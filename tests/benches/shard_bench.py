@@ -16,8 +16,8 @@ from gazette_platform.consumer.application import Application
 from gazette_platform.consumer.cluster import ShardAssignment
 from gazette_platform.consumer.protocol import Checkpoint, ReplicaStatus, ShardSource, ShardSpec
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE
-from gazette_platform.consumer.runtime.host import ReplicaSettings
 from gazette_platform.consumer.runtime.replica import ShardReplica
+from gazette_platform.consumer.runtime.tasks import ReplicaSettings
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import Fenced
 from gazette_platform.message import Flags, Mapped, Publisher, read_committed
@@ -57,7 +57,7 @@ async def make_journals(client):
 
 
 def spec_of(*sources, log=True, hint_prefix="/hints", **fields):
-    """A shard that reads IN, unless told otherwise."""
+    """A shard that reads IN, unless a test asks for another."""
     return ShardSpec(
         SHARD,
         tuple(ShardSource(name) for name in sources or (IN,)),

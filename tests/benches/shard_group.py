@@ -26,8 +26,7 @@ from gazette_platform.consumer.protocol import (
 )
 from gazette_platform.consumer.service.peers import ConsumerPeers
 from gazette_platform.consumer.service.resolver import ShardResolver
-from gazette_platform.consumer.service.rpcs import ShardService
-from gazette_platform.consumer.service.shard_api import ShardApi
+from gazette_platform.consumer.service.shard_api import ShardApi, ShardService
 from gazette_platform.consumer.shard.assignments import LocalStep, local_step
 from gazette_platform.consumer.shard.transaction import Progress
 from gazette_platform.errors import ShardStopped
@@ -79,7 +78,7 @@ class Replica:
             await self._changed.wait()
 
     def now(self, *, read_through=(), publish_at=(), **changes):
-        """Change what is told of it."""
+        """Change what its assignment says."""
         vars(self).update(changes)
         self.progress.read_through.update(read_through)
         self.progress.publish_at.update(publish_at)

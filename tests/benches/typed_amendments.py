@@ -11,8 +11,8 @@ from gazette_platform import Change
 from gazette_platform.lake.iceberg.catalog import CatalogTables
 from gazette_platform.lake.iceberg.publishing import progress_of
 from gazette_platform.lake.spec.table_spec import TableSpec
+from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
 from gazette_platform.lake.typed.runs.running import TypedRunner
@@ -176,7 +176,7 @@ class Journals:
                 table.overwrite(rows)
 
     def expire(self):
-        """What is older than progress. PyIceberg forgets of which snapshot the next one was made, so no more."""
+        """What is older than progress. PyIceberg forgets which snapshot the next one was made from, so no more."""
         for name in (NAME, QUARANTINE):
             handle = self.tables.handle(name)
             loaded = handle.load()
@@ -221,7 +221,7 @@ class Journals:
         return sorted(self.folder.glob("typed.db/*/data/*.parquet"))
 
     def look(self):
-        """Counts are those of rows, also while quarantine is to be settled, and no row is there that should not be."""
+        """Counts are those of rows, also while quarantine is to be settled, and no row exists that should not."""
         handle, quarantine = self.tables.handle(NAME), self.tables.handle(QUARANTINE)
         state = typed_table(handle.load(), NAME).state
         assert state.unaccounted == {}

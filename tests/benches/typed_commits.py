@@ -78,7 +78,7 @@ class TableMoved(Exception):
 
 
 class RolledBack(Exception):
-    """Main is where it was before the progress that the tag tells of: a person has to say which counts."""
+    """Main is where it was before the progress that the tag names: a person has to say which counts."""
 
 
 class SparkRefused(Exception):
@@ -253,7 +253,7 @@ def _refusal(err: Exception) -> Exception:
 
 
 def publish(handle: TableHandle, start: int | None, staged: int, run: str = "") -> int:
-    """Let readers see a staged snapshot, if nobody has published since `start`.
+    """Let readers see a staged snapshot, if no other run has published since `start`.
 
     May be asked again after any failure: then it says what became of the first time.
 

@@ -64,7 +64,7 @@ def delete_rows(
 
     Args:
         positions: of the rows, in a file for these.
-        equal: ids of the columns by whose values rows are deleted instead; of which values does not matter here.
+        equal: ids of the columns whose values say which rows are deleted instead; the values do not matter here.
     """
     path = f"{table.metadata.location}/data/{uuid.uuid4()}-deletes.parquet"
     ids = {"file_path": 2147483546, "pos": 2147483545}

@@ -45,7 +45,7 @@ def upsert(
     """A run from `table`, and the state after it.
 
     Args:
-        partition_of: tells the values of a row; each has a file of its own.
+        partition_of: returns the values of a row; each has a file of its own.
         changes: says which rows delete; they have files of their own.
     """
     parts = {}
@@ -142,7 +142,7 @@ def merged(rows, new, key, changes=None, kept_deletes=()):
 
 
 class PythonMerger:
-    """Writes the whole table again, and refuses if another one has. Before it stages, and behind, it does what it is told to.
+    """Writes the whole table again, and refuses if another one has. Before it stages, and after, it calls what the test passed.
 
     Args:
         handle: of the table.

@@ -87,7 +87,7 @@ def settle_nothing() -> None:
 
 
 def forget_producers() -> None:
-    """Compares tasks with nothing that was there before."""
+    """Compares tasks with nothing that existed before."""
     join: Any = rounds.join
 
     def planted(state: Any, summaries: Any) -> Any:

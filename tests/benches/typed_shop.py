@@ -5,9 +5,9 @@ import json
 from typed_merges import PythonMerger
 
 from gazette_platform import Change
+from gazette_platform.lake.catalogs import IcebergCatalog
 from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.iceberg_catalog import IcebergCatalog
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.typed.runs.running import TypedRunner

@@ -5,7 +5,7 @@ and a *nemesis* that executes a *plan* of faults, which overlap. Plan and payloa
 seed; when which append meets which fault does not. Afterwards everything is mended, all journals
 are read, of the cluster, of each replica and of the store alone, and
 `tests.checker` says whether the history is one that journals may show. The
-*verdict* is good only of a run that did something. A *watchdog* tells a machine that is starved
+*verdict* is good only of a run that did something. A *watchdog* distinguishes a machine that is starved
 from a fault.
 
     make chaos SEED=7 MINUTES=10

@@ -119,7 +119,7 @@ def _tell(result: ChaosResult) -> None:
     _say(str(result.report).splitlines()[0])
     for kind, gap in sorted(result.longest.items()):
         blamed_s = starved_in(gap, result.stalls)
-        why = f", of which {blamed_s:.1f} s of a starved machine" if blamed_s > 0.1 else ""
+        why = f", including {blamed_s:.1f} s of a starved machine" if blamed_s > 0.1 else ""
         _say(f"longest unavailability, {kind}: {gap.length_s:.1f} s of {gap.journal}{why}")
     for who in sorted({stall.who for stall in result.stalls}):
         spans = [stall.length_s for stall in result.stalls if stall.who == who]
@@ -155,7 +155,7 @@ async def _run(config: ChaosConfig, harness: Harness) -> ChaosResult:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it. Returns: 0 if all is well, 1 if not, 2 if it was starved or could not be started."""
-    # Read when the first channel is made: what breaks here is meant to, and gRPC need not tell.
+    # Read when the first channel is made: what breaks here is meant to, and gRPC need not log it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         config = _config(_parse(arguments))

@@ -4,10 +4,10 @@ Spools outlive their brokers, with registers and all. So nothing here excuses wh
 whoever was killed, and in journals of one replica nothing that was read: there content is shown once
 it is recorded where it will be found.
 
-With more of them, a replica shows content as soon as it is told to commit it, before all others have
+With more of them, a replica shows content as soon as the primary has it commit it, before all others have
 it. If all that had it are killed at once, and one that did not get it goes on without them, as it
-may, since it has all that was acknowledged, readers have seen what never was: nobody was told that
-it is there, and the append ends with an unknown outcome. So there is such an append, it was under
+may, since it has all that was acknowledged, readers have seen what never was: no caller has an acknowledgement that
+it exists, and the append ends with an unknown outcome. So there is such an append, it was under
 way as they were killed, and heads go too far by its length at most. What they have on disk when they
 come back is set aside.
 
@@ -132,7 +132,7 @@ class _Rules:
         self._spans = spans
         self._suspensions = suspensions
         # The faults within which a broker may have ended. They excuse nothing with one replica: then
-        # no other broker has what the ended one did not record, so that nobody can tell it.
+        # no other broker has what the ended one did not record, so no broker can report it.
         self._endings = spans if replication > 1 else ()
         asked_at = [op.invoked_at for op in history.appends]
         asked_at += [op.invoked_at for op in history.polls]
@@ -142,7 +142,7 @@ class _Rules:
             self._appends[op.journal].append(op)
 
     def is_on_the_way(self, anomaly: Anomaly) -> bool:
-        """Whether a replica that knew of little yet told a head along with content."""
+        """Whether a replica that knew of little yet reported a head along with content."""
         polls = _polls(anomaly)
         if anomaly.name not in _HEADS or not polls or not polls[-1].pieces:
             return False
@@ -200,7 +200,7 @@ class _Rules:
                 yield op
 
     def _true_head(self, anomaly: Anomaly) -> int:
-        """An offset that the journal's end had not passed when the first poll was told of a head."""
+        """An offset that the journal's end had not passed when the first poll got a head."""
         first, *others = anomaly.operations
         assert isinstance(first, Poll)
         if not others:

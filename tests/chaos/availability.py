@@ -27,7 +27,7 @@ _AVAILABLE = ("RegisterMismatch", "WrongAppendOffset")
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A span in which somebody tried to append to a journal, and nobody could."""
+    """A span in which clients tried to append to a journal, and none could."""
 
     journal: str
     begin: float
@@ -49,7 +49,7 @@ def unavailable_s_max(lease_s: float) -> float:
 def gaps_of(history: History, *, longer_than_s: float = 0.3) -> list[Gap]:
     """Spans of unavailability of every journal, longest first; of one journal they are disjoint.
 
-    An attempt that nobody answered before the end of the history lasts until its last event.
+    An attempt that no broker answered before the end of the history lasts until its last event.
     """
     appends: defaultdict[str, list[Append]] = defaultdict(list)
     for op in history.appends:

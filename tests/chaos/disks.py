@@ -133,7 +133,7 @@ class SlowDisk:
     async def __aexit__(self, *exc_info: object) -> None:
         strace, self._strace = self._strace, None
         if strace is not None:
-            # Told to end, it lets go of every thread; the kernel does so too for one that is killed.
+            # When it ends on request, it lets go of every thread; the kernel does so too for one that is killed.
             strace.terminate()
             await asyncio.to_thread(_wait, strace)
 
@@ -177,7 +177,7 @@ def _start(*command: str) -> subprocess.Popen[bytes]:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Until it has ended, as it was told to."""
+    """Wait until it has ended, as requested."""
     with process:  # closes its pipes, and waits
         try:
             process.wait(_DETACH_S)
@@ -193,7 +193,7 @@ def _find_strace() -> str:
 
 
 def _tracers_of(pid: int) -> set[int]:
-    """Who traces the threads of a process, 0 for nobody; empty if it has ended."""
+    """Return who traces the threads of a process, 0 for none; empty if it has ended."""
     found = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in Path(f"/proc/{pid}/task").iterdir():

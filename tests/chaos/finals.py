@@ -292,7 +292,7 @@ async def _differs(stub: Any, name: str, begin: int, content: bytes) -> tuple[st
 
 
 async def check_store(fragments: Path, contents: Contents) -> list[str]:
-    """The store, which nobody serves any more, holds everything. Returns: what is wrong."""
+    """The store, which no broker serves any more, holds everything. Returns: what is wrong."""
     wrong: list[str] = []
     for name, (begin, content) in contents.items():
         try:

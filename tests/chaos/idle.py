@@ -1,4 +1,4 @@
-"""Journals that only a fault uses, so that nobody appends to them between its steps."""
+"""Journals that only a fault uses: no client appends to them between its steps."""
 
 from __future__ import annotations
 

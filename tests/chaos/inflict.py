@@ -97,7 +97,7 @@ def _copy_if_there(source: str, target: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Tenure:
-    """One journal of a broker, as its spools tell."""
+    """One journal of a broker, as its spools show it."""
 
     journal: str
     heads: Path
@@ -330,7 +330,7 @@ class Inflictor:
         if fault.kind is FaultKind.SPOOL_TORN:
             await self._tear_spools(fault.targets, rng)
         order = rng.sample(names, len(names))
-        # They start in any order, and some very late: nobody may go on without the brokers that have
+        # They start in any order, and some very late: none may go on without the brokers that have
         # what was acknowledged.
         instants = sorted(rng.uniform(0, fault.duration_s) for _ in names)
         self._say(
@@ -469,7 +469,7 @@ class Inflictor:
         """Kill all replicas of a journal but one, which got nothing for a while before.
 
         So what the primary acknowledged in that time was acknowledged wrongly. If the spools of the
-        others are lost, nobody has it; if they are kept, the last replica goes on without it.
+        others are lost, no broker has it; if they are kept, the last replica goes on without it.
         """
         (journal,) = fault.targets
         replicas = await self._replicas_of(journal)

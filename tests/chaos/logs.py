@@ -1,4 +1,4 @@
-"""What the log of a broker or consumer tells of its end, and of unforeseen errors. Pure."""
+"""What the log of a broker or consumer says of its end, and of unforeseen errors. Pure."""
 
 from __future__ import annotations
 

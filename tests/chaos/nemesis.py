@@ -56,14 +56,14 @@ class Nemesis:
     Args:
         disks: of the spools, by broker, and of the store, by ``""``.
         lease_s: of the brokers.
-        replicas_of: tells the brokers that serve a journal, the primary first.
+        replicas_of: returns the brokers that serve a journal, the primary first.
         stale_primary: inflicts that kind, until the broker that it is about has ended.
         idle: journals that only faults use.
-        settle: waits until the cluster is whole; told whether also until all is stored, and whose
+        settle: waits until the cluster is whole; its argument says whether also until all is stored, and whose
             spools were lost since it was whole.
         problems: why kinds cannot be inflicted here, as far as that is known before.
         is_starved: whether the machine itself was so late lately that leases run out by it.
-        say: is told what happens, a line each.
+        say: called with each event, a line each.
 
     Attributes:
         begins: monotonic second and kind of each fault so far.
@@ -241,7 +241,7 @@ class Nemesis:
             self._say(f"started: {' '.join(revived)}")
 
     def _note_ended(self) -> None:
-        """Tell brokers that ended because they must from those that had no reason."""
+        """Separate brokers that ended because they must from those that had no reason."""
         now = self._clock.monotonic()
         for name, broker in self._cluster.brokers.items():
             process = (name, broker.pid)

@@ -81,7 +81,7 @@ class FaultKind(StrEnum):
     RESTART_ALL = "restart-all"
     """SIGTERM of all brokers at once; they are started when all have left."""
     RESTART_KILLED = "restart-killed"
-    """The same, and then SIGKILL of all before journals that nobody else uses took an append; these
+    """The same, and then SIGKILL of all before journals that no other client uses took an append; these
     are asked for by a wrong register."""
     OLD_LISTING = "old-listing"
     """The same, but these journals take an append after the restart, and then the specs that were listed

@@ -22,7 +22,7 @@ __all__ = ["ReaderKind", "kind_of", "run_reader"]
 
 # Sessions of a reader: it follows a journal for a while, and then goes to another.
 _FOLLOW_S = (5.0, 20.0)
-# Some stay, until it can be told that they are stuck.
+# Some stay, until it is certain that they are stuck.
 _STAY_SHARE = 0.25
 _STAY_FACTOR = (1.2, 1.5)
 _PAUSE_S = 0.2

@@ -81,7 +81,7 @@ async def run_chaos(
     """Run a cluster, its clients and its faults, and check what the clients saw.
 
     Args:
-        say: is told what happens, a line each.
+        say: called with each event, a line each.
 
     Raises: GazetteError: the cluster could not even be started, or a program is missing.
     Cancellation: stops every process; the folder stays.
@@ -212,8 +212,8 @@ class _Run:
             settle=lambda is_stored, lost: workload.settle(
                 patient(_RECOVERY_S),
                 is_stored=is_stored,
-                # Of some journal nobody is left that would know where it ends: that is a loss, which
-                # the history shows, and it takes an operator to go on. After all others nobody is
+                # Of some journal no broker is left that knows where it ends: that is a loss, which
+                # the history shows, and it takes an operator to go on. After all others no one is
                 # needed, and journals that wait for one are a fault.
                 may_reset=len(lost) >= config.workload.replication,
             ),
@@ -266,14 +266,14 @@ class _Run:
         return starved_s(self._watchdog.stalls, now - 2 * lease_s, now) > lease_s / 4
 
     def _unforeseen(self) -> list[str]:
-        """Errors in the logs of brokers that nobody foresaw."""
+        """Return unforeseen errors in the logs of brokers."""
         found = []
         for name in broker_names(self._config.zones):
             log = self._folder / name / "broker.log"
             if log.exists():
                 errors = unforeseen(log.read_text(errors="replace"))
                 shown = errors[:_ERRORS_SHOWN]
-                found += [f"{name} logged what nobody foresaw: {error}" for error in shown]
+                found += [f"{name} logged an unforeseen error: {error}" for error in shown]
                 if len(errors) > len(shown):
                     found.append(f"{name} logged {len(errors) - len(shown)} more of these")
         return found

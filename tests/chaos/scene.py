@@ -91,7 +91,7 @@ class Scene:
     has_streamed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a streamed append has ended well."""
     acknowledged: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """The greatest end that a writer was told, by journal."""
+    """The greatest end that a writer got, by journal."""
     took_part: Counter[str] = field(default_factory=Counter)
     """What was done with success, by who did it: appends, bytes read, or operations."""
     findings: list[str] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Scene:
             yield client
 
     def note_acknowledged(self, journal: str, end: int) -> None:
-        """A writer was told that its append ends there."""
+        """A writer learnt that its append ends there."""
         self.acknowledged[journal] = max(self.acknowledged[journal], end)
 
     def note_finding(self, text: str) -> None:

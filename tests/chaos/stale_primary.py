@@ -34,9 +34,9 @@ _BYTES = 300
 
 @final
 class StalePrimary:
-    """Has a journal of one replica, which nobody else uses, taken over from a primary that sleeps.
+    """Let another broker take over a journal of one replica from a primary that sleeps. No other client uses it.
 
-    With one replica nobody else is asked before an append is acknowledged: all that keeps the old
+    With one replica no other broker is asked before an append is acknowledged: all that keeps the old
     primary from giving offsets away a second time is that it knows its lease to be gone.
     """
 
@@ -46,9 +46,9 @@ class StalePrimary:
         self._count = 0
 
     async def inflict(self) -> None:
-        """Do it, and record what everybody was told, and what the journal holds.
+        """Do it, and record all answers, and what the journal holds.
 
-        Raises: TooLate: nobody takes over, or the old primary does not end.
+        Raises: TooLate: no broker takes over, or the old primary does not end.
             GazetteError: the new one cannot be used. Cancellation: may leave a broker paused.
         """
         self._count += 1

@@ -50,7 +50,7 @@ class Evidence:
     findings: Sequence[str] = ()
     """What must not be, as clients, replicas and the store showed it."""
     unforeseen: Sequence[str] = ()
-    """Errors in the logs of brokers that nobody foresaw, each with its broker."""
+    """Return unforeseen errors in the logs of brokers, each with its broker."""
     took_part: Mapping[str, int] = field(default_factory=dict)
     """What was done with success, by who did it."""
     trouble: str = ""
@@ -60,7 +60,7 @@ class Evidence:
 def reasons(
     evidence: Evidence, report: Report, longest: Mapping[str, Gap], stalls: Sequence[Stall]
 ) -> list[str]:
-    """Why a run is not ok, most telling first; empty if it is."""
+    """Return why a run is not ok, the clearest reason first; empty if it is."""
     found = [evidence.trouble] if evidence.trouble else []
     found += evidence.findings
     found += evidence.ended

@@ -171,7 +171,7 @@ _STREAMS_WAITED = 3.5
 
 @final
 class Workload:
-    """Creates the journals, and runs all clients until told to stop."""
+    """Creates the journals, and runs all clients until it is stopped."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene

@@ -185,7 +185,7 @@ class _Writer:
     async def _contend(self, write: Write) -> int:
         known = self.registers.pop(write.journal, None)
         if not known:
-            # Nobody held it as far as we know: take it as it is, and learn who does.
+            # No client held it as far as we know: take it as it is, and learn who does.
             result = await self.recording.append(write.journal, b"")
             if not result.registers:
                 holder = LabelSet.of({_REGISTER: self.process})

@@ -1,6 +1,6 @@
 """Does a history show what journals promise? A pure function of what was recorded.
 
-Every acknowledged append tells where it was committed, so that the order of a journal is *given*
+Every acknowledged append says where it was committed, so that the order of a journal is *given*
 and nothing needs to be searched: a check is complete, and takes O(n log n) time.
 
     report = check_history(load_history(path))
@@ -11,7 +11,7 @@ Checked of each journal: acknowledged intervals are disjoint and hold the bytes 
 appends respects real time; nothing acknowledged is lost, and where deletions are recorded, no more is
 gone than those; nothing failed is visible; an append of unknown outcome is visible at most as often as
 it was attempted; reads are slices of one byte string, each stream without gap or step back; heads that
-readers are told hold all that had been acknowledged, and what they come with, and nothing of the
+readers get hold all that had been acknowledged, and what they come with, and nothing of the
 future; readers do not stand still; registers behave as compare-and-set, and refusals have their reason.
 `ANOMALIES` names what may be found. Contents should be unique, as those of `Payload` are: appends of
 equal content cannot be told apart.
@@ -100,7 +100,7 @@ def check_history(history: History, *, kept_max: int = 5, lag_s_max: float = 120
 
 
 def _ended_at(history: History) -> float:
-    """The last instant that a history tells of, in monotonic seconds."""
+    """The last instant of a history, in monotonic seconds."""
     operations: list[Append | Poll] = [*history.appends, *history.polls]
     instants = [note.at for note in history.notes]
     instants += [op.invoked_at for op in operations]
@@ -120,7 +120,7 @@ def _check_journal(
     if final is None:
         acknowledged = [op for op in appends if op.outcome is Outcome.OK]
         if acknowledged:
-            text = f"nobody can tell what became of {len(acknowledged)} acknowledged appends"
+            text = f"it is unknown what became of {len(acknowledged)} acknowledged appends"
             yield Anomaly("unseen", journal, text, (acknowledged[0],))
     else:
         index = ContentIndex(appends)
@@ -141,5 +141,5 @@ def _check_journal(
         )
     yield from check_order(journal, appends, segments)
     yield from check_heads(journal, appends, polls)
-    # Where the final content is not known, nobody can tell what was pruned.
+    # Where the final content is not known, it is unknown what was pruned.
     yield from check_streams(journal, polls, first_offset=final.begin if final else math.inf)

@@ -1,4 +1,4 @@
-"""Checks of appends: what was acknowledged is there, once, in order, and nothing else is."""
+"""Checks of appends: what was acknowledged exists once, in order, and nothing else does."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_acknowledgements(journal: str, appends: Sequence[Append]) -> Iterator[
             )
             yield Anomaly("inconsistent-offsets", journal, text, (op,))
         if op.begin < 0:
-            text = f"{op.label} was acknowledged at {op.begin}, which is no offset"
+            text = f"{op.label} was acknowledged at {op.begin}, which is not an offset"
             yield Anomaly("inconsistent-offsets", journal, text, (op,))
         if op.offset and op.begin != op.offset:
             text = f"{op.label} was to begin at {op.offset}"
@@ -91,7 +91,7 @@ def place(final: FinalContent, appends: Sequence[Append], index: ContentIndex) -
 def check_placement(
     final: FinalContent, appends: Sequence[Append], index: ContentIndex, segments: list[Segment]
 ) -> Iterator[Anomaly]:
-    """No acknowledged content is lost, no failed append is there, and nothing is there too often."""
+    """No acknowledged content is lost, no failed append exists, and nothing exists too often."""
     journal = final.journal
     found: dict[int, list[Segment]] = {}
     for segment in segments:
@@ -123,7 +123,7 @@ def check_pruned(
     """Of the acknowledged content, only what was deleted is missing at the beginning.
 
     Args:
-        final: what is there.
+        final: the content.
         appends: all of them.
         pruned_to: journal offset up to which content was deleted.
     """
@@ -170,7 +170,9 @@ def _stray(final: FinalContent, index: ContentIndex, segment: Segment) -> Anomal
             "G0", final.journal, f"{where} holds only a part of {named}", _by_time(*parts[:3])
         )
     begins = content[:32]
-    return Anomaly("unexpected", final.journal, f"nobody appended {where}, which begins {begins!r}")
+    return Anomaly(
+        "unexpected", final.journal, f"no client appended {where}, which begins {begins!r}"
+    )
 
 
 def check_barriers(
@@ -199,8 +201,8 @@ def check_refusals(
 ) -> Iterator[Anomaly]:
     """An append that was refused for a wrong offset named one that was not the head at some point.
 
-    That can be told only if the head cannot have moved meanwhile: if nothing that was invoked before
-    the refusal lies at the offset, and no append was given up that may have been there for a while.
+    That is certain only if the head cannot have moved meanwhile: if nothing that was invoked before
+    the refusal lies at the offset, and no append was given up that may have existed for a while.
     """
     acknowledged = Acknowledged(appends)
     at_begin = {segment.begin: segment.op for segment in segments}

@@ -1,4 +1,4 @@
-"""What concurrent clients did to journals, and what they were told: the input of the checker.
+"""What concurrent clients did to journals, and the answers that they got: the input of the checker.
 
 An *append* is invoked, and later ends **ok** (with begin and end), **fail** (a broker refused it:
 not applied) or **unknown** (an error or a timeout: applied at most as often as it was attempted,
@@ -134,9 +134,9 @@ class Append:
     """Where it was committed, if ok."""
     end: int = -1
     sha1: bytes = b""
-    """As the broker told it; empty: not recorded."""
+    """As the broker answered; empty: not recorded."""
     registers: LabelSet | None = None
-    """After it, as the broker told them."""
+    """After it, as the broker answered."""
     attempts: int = 1
     """How often it may have reached a broker: the most times that it may be visible."""
     error: str = ""
@@ -214,7 +214,7 @@ class Poll:
     outcome: Outcome = Outcome.UNKNOWN
     pieces: tuple[Piece, ...] = ()
     write_head: int = -1
-    """As the broker told it; -1: not told."""
+    """As the broker answered; -1: it did not."""
     error: str = ""
 
     @override
@@ -234,7 +234,7 @@ class FinalContent:
 
     journal: str
     begin: int
-    """First byte there is; what came before was there already, or has been pruned."""
+    """The first byte; content before it existed already, or has been pruned."""
     content: bytes
     registers: LabelSet | None = None
     """The registers from before the first append of the history; None: there were none."""
@@ -263,7 +263,7 @@ class History:
     finals: dict[str, FinalContent] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     pruned: dict[str, int] = field(default_factory=dict)
-    """Up to where content may have been deleted, of journals of which that is recorded."""
+    """Up to where content may have been deleted, of journals where that is recorded."""
 
     @property
     def journals(self) -> list[str]:
@@ -283,7 +283,7 @@ class Recorder:
     processes on one machine may each write a file: their monotonic clocks are the same one.
 
     Args:
-        path: the file, replaced if it is there.
+        path: the file, replaced if it exists.
         seed: of generated payloads.
         keep_content: keep bytes that reads gave, not only their digests, so that an anomaly can be
             explained.
@@ -385,7 +385,7 @@ class Recorder:
         self._complete(op, Outcome.FAIL, {"error": error})
 
     def unknown(self, op: int, error: str, *, attempts: int = 1) -> None:
-        """Nobody can tell whether it was applied; at most `attempts` times."""
+        """It is unknown whether it was applied; at most `attempts` times."""
         self._complete(
             op, Outcome.UNKNOWN, {"error": error, "attempts": attempts if attempts != 1 else None}
         )

@@ -81,7 +81,7 @@ def check_contents(
     acknowledged = AcknowledgedContent(appends)
     for poll in polls:
         if poll.write_head > final.end:
-            text = f"{poll.process} was told of a write head {poll.write_head}, beyond {final.end}"
+            text = f"{poll.process} got a write head {poll.write_head}, beyond {final.end}"
             yield Anomaly("precommitted-read", final.journal, text, (poll,))
         for piece in poll.pieces:
             if piece.begin < final.begin:
@@ -97,9 +97,9 @@ def check_contents(
 def _differs_from_pruned(
     final: FinalContent, poll: Poll, piece: Piece, acknowledged: AcknowledgedContent
 ) -> Iterator[Anomaly]:
-    """What was read from before the begin of the final content on, which acknowledgements tell of.
+    """What was read from before the begin of the final content on, which acknowledgements name.
 
-    Where they do not tell of all of it, only its rest can be compared.
+    Where they do not name all of it, only its rest can be compared.
     """
     rest = final.content[: max(0, piece.end - final.begin)]
     known = acknowledged.within(piece.begin, min(piece.end, final.begin))
@@ -229,7 +229,7 @@ def check_heads(
     """No head lies below what was acknowledged before, or comes with it; none goes back in a stream.
 
     A stream may be answered as of its begin, so that it is held to what had been acknowledged then.
-    A read at -1 begins at a head, and goes on from the one that it was told.
+    A read at -1 begins at a head, and goes on from the one that it got.
     """
     acknowledged = Acknowledged(appends)
     for stream in streams_of(polls).values():
@@ -243,19 +243,19 @@ def check_heads(
                 continue
             if poll.pieces and poll.write_head < poll.pieces[-1].end:
                 text = (
-                    f"{poll.process} was told of a write head {poll.write_head}, "
+                    f"{poll.process} got a write head {poll.write_head}, "
                     f"and with it got {poll.pieces[-1]}"
                 )
                 yield Anomaly("stale-head", journal, text, (poll,))
             if known is not None and poll.write_head < known.end:
                 text = (
-                    f"{poll.process} was told of a write head {poll.write_head}, "
+                    f"{poll.process} got a write head {poll.write_head}, "
                     f"after {known.label} had been acknowledged up to {known.end}"
                 )
                 yield Anomaly("stale-head", journal, text, (known, poll))
             if told is not None and poll.write_head < told.write_head:
                 text = (
-                    f"{poll.process} was told of a write head {poll.write_head}, "
+                    f"{poll.process} got a write head {poll.write_head}, "
                     f"and before that of {told.write_head}"
                 )
                 yield Anomaly("nonmonotonic-head", journal, text, (told, poll))
@@ -263,7 +263,7 @@ def check_heads(
 
 
 def _begin_at_head(journal: str, stream: Sequence[Poll], known: Append | None) -> Iterator[Anomaly]:
-    """Where a read at -1 begins: not before what was acknowledged, nor beyond the head it was told."""
+    """Where a read at -1 begins: not before what was acknowledged, nor beyond the head it got."""
     begun = next((poll for poll in stream if poll.pieces), None)
     if begun is None:
         return
@@ -287,7 +287,7 @@ def _begin_at_head(journal: str, stream: Sequence[Poll], known: Append | None) -
 def check_heads_of_the_future(
     journal: str, polls: Sequence[Poll], segments: Sequence[Segment]
 ) -> Iterator[Anomaly]:
-    """A head covers nothing that was invoked only after it was told."""
+    """A head covers nothing that was invoked only after it was returned."""
     begins = [segment.begin for segment in segments]
     latest: list[Append | None] = []
     for segment in segments:
@@ -300,7 +300,7 @@ def check_heads_of_the_future(
         op = latest[number - 1] if number else None
         if op is not None and op.invoked_at > poll.completed_at:
             text = (
-                f"{poll.process} was told of a write head {poll.write_head} "
+                f"{poll.process} got a write head {poll.write_head} "
                 f"before {op.label}, which lies below it, was invoked"
             )
             yield Anomaly("G1c-realtime", journal, text, (poll, op))

@@ -22,7 +22,7 @@ __all__ = ["RecordedReader", "RecordingClient", "RecordingWriter"]
 
 @final
 class RecordingClient:
-    """Appends and reads through a client, and tells a `Recorder` what was asked and answered.
+    """Appends and reads through a client, and notes in a `Recorder` what was asked and answered.
 
     Args:
         client: who calls; it may retry, which is counted.
@@ -166,7 +166,7 @@ class RecordingWriter:
         try:
             await self._writer.close()
         finally:
-            await turns()  # what was just resolved is told by callbacks
+            await turns()  # callbacks report what was just resolved
 
     def _resolved(self, op: int, ticket: AppendTicket) -> None:
         self.unresolved -= 1
@@ -191,7 +191,7 @@ class RecordedReader:
         reader: the one that it wraps.
 
     Args:
-        asks_for_head: it ends at the write head, so that it is told one before it ends.
+        asks_for_head: it ends at the write head, so it gets one before it ends.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class RecordedReader:
 
     @property
     def _told(self) -> int:
-        """The write head that the reader was told; -1 if it may have ended before it was told one."""
+        """The write head that the reader got; -1 if it may have ended before it got one."""
         return self.reader.write_head or (0 if self._asks_for_head else -1)
 
     async def __aenter__(self) -> Self:

@@ -28,7 +28,7 @@ def check_registers(
     """Registers change as each visible append says, in the order of the journal.
 
     An append with a condition is visible only where the registers match it, or are empty; one that
-    was acknowledged told the registers that it left; one that was refused because of the registers
+    was acknowledged named the registers that it left; one that was refused because of the registers
     was invoked when they did not match, at some point until it ended.
     """
     states: list[_State] = [(final.begin, final.registers or LabelSet(), None)]
@@ -40,16 +40,14 @@ def check_registers(
     for begin, end, op in sorted([*visible, *barriers], key=lambda item: item[:2]):
         _, before, setter = states[-1]
         is_lost = before and op.registers == registers_after(LabelSet(), op)
-        why = (
-            " (registers lost: it was told what it leaves where there are none)" if is_lost else ""
-        )
+        why = " (registers lost: it got what it leaves where there are none)" if is_lost else ""
         if op.check is not None and before and not op.check.matches(before):
             text = f"{op.label} was to be applied if {op.check}, and was at {{{before}}}{why}"
             yield Anomaly("nonlinearizable", final.journal, text, _pair(setter, op))
         after = registers_after(before, op)
         is_told = not op.content or (begin, op.id) in acknowledged
         if is_told and op.registers is not None and op.registers != after:
-            text = f"{op.label} was told registers {{{op.registers}}}, expected {{{after}}}{why}"
+            text = f"{op.label} got registers {{{op.registers}}}, expected {{{after}}}{why}"
             yield Anomaly("nonlinearizable", final.journal, text, _pair(setter, op))
             # Go on from what brokers believe, so that each mistake is reported once.
             after = op.registers
@@ -71,7 +69,7 @@ def _refused(
     journal: str, appends: Sequence[Append], segments: Sequence[Segment], states: list[_State]
 ) -> Iterator[Anomaly]:
     seen = {segment.op.id for segment in segments if segment.op is not None}
-    # What such an append would have left may have been there for a while, before it was given up.
+    # What such an append would have left may have held for a while, before it was given up.
     given_up_at = min(
         (
             op.invoked_at
@@ -103,13 +101,13 @@ def _refused(
 
 
 def _may_come(following: _State, low: int, op: Append) -> bool:
-    """Whether `op` may have met what was there before this state.
+    """Whether `op` may have met an earlier state than this.
 
     Args:
         low: offset after all that had ended before it was invoked.
     """
     end, _, setter = following
-    # Without content of its own, the setter only tells what became of registers at its offset.
+    # Without content of its own, the setter only reports what became of registers at its offset.
     return end > low or (setter is not None and setter.invoked_at > op.completed_at)
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 ANOMALIES = {
     "lost-write": "an acknowledged append is not in the journal",
-    "duplicate": "an append is there more often than it was attempted",
+    "duplicate": "an append occurs more often than it was attempted",
     "inconsistent-offsets": "one offset held different bytes, by acknowledgements or reads",
-    "unexpected": "bytes that nobody appended",
+    "unexpected": "bytes that no client appended",
     "unseen": "acknowledged appends of a journal whose final content is not in the history",
     "G0": "only a part of an append is visible: writes were torn or mixed",
     "G0-realtime": "an append lies before one that had ended before it was invoked",
@@ -29,12 +29,12 @@ ANOMALIES = {
     "G1a": "an append that failed is visible",
     "G1c-realtime": "a read saw an append before it was invoked",
     "precommitted-read": "a read saw content, or a write head, that was never committed",
-    "poll-skip": "a reader went on behind content that it was not given",
+    "poll-skip": "a reader continued after content that it was not given",
     "nonmonotonic-poll": "a reader went back",
     "int-poll-skip": "the pieces of one poll leave content out",
     "int-nonmonotonic-poll": "the pieces of one poll go back",
-    "stale-head": "a reader was told of a head below what it got, or what had been acknowledged before",
-    "nonmonotonic-head": "a reader was told of a head below the one that it was told before",
+    "stale-head": "a reader got a head below its content, or below what had been acknowledged before",
+    "nonmonotonic-head": "a reader got a head below the one that it got before",
     "stuck-read": "a reader waited too long for content that was acknowledged",
     "wrong-refusal": "an append was refused for a reason that did not hold while it was under way",
     "nonlinearizable": "registers do not behave as compare-and-set",
@@ -225,7 +225,7 @@ class ContentIndex:
         return [op for op in self.candidates(content, at) if content.startswith(op.content, at)]
 
     def torn(self, content: bytes) -> list[Append]:
-        """Appends of which `content` holds a part: a beginning, an end, or something between."""
+        """Return appends that `content` holds a part of: a beginning, an end, or something between."""
         found = {op.id: op for at in range(len(content)) for op in self.candidates(content, at)}
         if not found and content:
             every = (op for ops in self._by_key.values() for op in ops)

@@ -103,7 +103,7 @@ class Program:
         wait_until(is_said, timeout_s=timeout_s)
 
     def wait_takes_signals(self, timeout_s=30.0):
-        """Wait until SIGTERM is no more what ends a process that knows nothing of it."""
+        """Wait until the process handles SIGTERM, instead of being ended by it."""
         status = Path(f"/proc/{self.process.pid}/status")
 
         def is_blocked():
@@ -258,7 +258,7 @@ async def test_sigterm_hands_over_without_a_standby_and_without_a_pause(start, c
         await traffic.check()
         reading.cancel()
     assert traffic.pause_s < PAUSE_S, f"{traffic.pause_s:.1f} s\n{log}\n{second.text()}"
-    # Nobody is left to take over from the last one, which does not wait.
+    # No process is left to take over from the last one, which does not wait.
     second.terminate()
     second.ends(0)
 
@@ -266,10 +266,10 @@ async def test_sigterm_hands_over_without_a_standby_and_without_a_pause(start, c
 async def test_a_second_sigterm_hurries(start, client, etcd_prefix):
     first = start("first-process").wait_ready()
     await create_shard(first, etcd_prefix)
-    start("full-process", "--consumer.limit=0").wait_ready()  # it is there, and takes nothing over
+    start("full-process", "--consumer.limit=0").wait_ready()  # it runs, and takes nothing over
     first.terminate()
     first.wait_says("asked to leave")
-    # It waits: nobody else would consume.
+    # It waits: no other process would consume.
     await stays(lambda: first.process.poll() is None, for_s=1)
     first.terminate()
     assert "asked to leave again" in first.ends(0, timeout_s=15)

@@ -1,7 +1,7 @@
 """Crashes of a broker process, against its promise:
 
-bytes that were acknowledged are there afterwards, unchanged and at their offsets; an append is there as
-a whole or not at all; and a broker that is told to stop has stored everything.
+bytes that were acknowledged exist afterwards, unchanged and at their offsets; an append exists as
+a whole or not at all; and a broker that stops on request has stored everything.
 
 Appends are records with a length and a checksum, so that every byte can be judged without knowing
 which of them were acknowledged. Rounds are random; the seed is in the name of the test.
@@ -75,7 +75,7 @@ def check_records(content: bytes, where: str) -> int:
 
 @dataclass
 class History:
-    """What was acknowledged, by the offset that was told."""
+    """What was acknowledged, by its offset."""
 
     acknowledged: dict[int, bytes] = field(default_factory=dict)
 
@@ -271,7 +271,7 @@ async def test_sigterm_loses_nothing_at_all(cluster, seed):
 
 @pytest.mark.timeout(120)
 async def test_a_tail_over_a_sigkill_sees_whole_records_only(cluster):
-    """A reader that was cut off has seen a prefix of records, of which all but the last are whole."""
+    """A reader that was cut off has seen a prefix of records, and all except the last are whole."""
     rng = random.Random(5)
     seen = bytearray()
 

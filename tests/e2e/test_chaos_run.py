@@ -182,6 +182,6 @@ async def test_broker_that_logs_unforeseen_error_is_found(sturdy_etcd_binary, tm
     )
     result = await run_chaos(config, say=lambda text: None)
     assert not result.is_ok
-    assert result.reasons[0].startswith("broker-1 logged what nobody foresaw: ")
+    assert result.reasons[0].startswith("broker-1 logged an unforeseen error: ")
     assert "unforeseen KeyError: 'stumbled'" in result.reasons[0]
     assert not result.report.anomaly_count, str(result.report)

@@ -163,7 +163,7 @@ PAGES = sorted(
 @pytest.mark.parametrize("name", PAGES)
 def test_page_can_be_followed(name, tmp_path, etcd_binary):
     page = Page(name, tmp_path)
-    page.env["GAZETTE_ETCD"] = str(etcd_binary)  # readers were told to have one
+    page.env["GAZETTE_ETCD"] = str(etcd_binary)  # the page says that readers have one
     try:
         page.check_all(snippets_of((ROOT / name).read_text()))
     finally:

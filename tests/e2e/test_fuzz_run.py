@@ -62,7 +62,7 @@ async def test_a_minute_of_fuzzing_finds_nothing(etcd_binary, tmp_path):
         ("raise RpcFailed(Code.INTERNAL, 'list index out of range')", "answers INTERNAL"),
         ("kept.append(os.urandom(1 << 20) * 120)", "MB more than once warm"),
         ("time.sleep(3)", "event loop was blocked"),
-        ("return Status.OK, b'KOBOLD-CONTENT-5f1c'", "is told to a token without rights"),
+        ("return Status.OK, b'KOBOLD-CONTENT-5f1c'", "is shown to a token without rights"),
     ],
     ids=["death", "traceback", "internal", "leak", "blocked", "secret"],
 )

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.etcd]
 OUTAGE_S = float(os.environ.get("GAZETTE_TEST_OUTAGE_S", "60"))
 QUIET_S = 5.0
 # The primaries try again within half a minute. What replicas hold is dropped once they listed the store,
-# and looked at what waits, each of which they do once a minute; a look that failed is repeated after two
+# and looked at what waits, both once a minute; a look that failed is repeated after two
 # to three minutes.
 DRAIN_S = 600.0
 JOURNALS = [f"outage/part-{number}" for number in range(4)]
@@ -60,7 +60,7 @@ class Ledger:
             await pass_time(PERIOD_S)
 
     async def check(self, client):
-        """All is there, each once and where its appender was told, and nothing else."""
+        """Every append exists once, at the offset that its caller got, and nothing else exists."""
         numbers = sorted(self.spans, key=self.spans.__getitem__)
         end = self.spans[numbers[-1]][1]
         content = b"".join([bytes(piece) async for piece in client.read(self.journal)])
@@ -71,7 +71,7 @@ class Ledger:
 
 
 def unpersisted_bytes(brokers):
-    """As the brokers' metrics tell it."""
+    """As the brokers' metrics report it."""
     total = 0.0
     for broker in brokers:
         url = f"http://127.0.0.1:{broker.http_port}/debug/metrics"
@@ -83,7 +83,7 @@ def unpersisted_bytes(brokers):
 
 
 async def top(broker):
-    """Bytes of each journal that no store has, as `gazctl journals top` tells it."""
+    """Bytes of each journal that no store has, as `gazctl journals top` shows it."""
     command = ["-m", "gazette_platform.cli.gazctl", "journals", "top", "--once", "-o", "json"]
     command += ["--broker.address", f"http://127.0.0.1:{broker.port}", "-l", "prefix=outage/"]
     process = await asyncio.create_subprocess_exec(

@@ -52,7 +52,7 @@ async def test_a_minute_of_faults_loses_and_doubles_nothing(sturdy_etcd_binary, 
     ("plant", "kinds", "has_postgres", "found"),
     [
         ("double_counting", (Kind.RESET,), False, "sums are wrong"),
-        ("doubled_sums", (Kind.RESET,), False, "sums are there more than once"),
+        ("doubled_sums", (Kind.RESET,), False, "sums are duplicated"),
         ("doubled_tallies", (Kind.RESET,), False, "its shard does not count exactly once"),
         (
             "trusted_clocks",

@@ -44,7 +44,7 @@ STARVED_MAX = 4
 
 
 class Load(threading.Thread):
-    """Publishes until it is told to stop: within transactions and outside, some of it twice, some of it taken back.
+    """Publishes until it is stopped: within transactions and outside, some of it twice, some of it taken back.
 
     Attributes:
         committed: the numbers that count.
@@ -66,7 +66,7 @@ class Load(threading.Thread):
         try:
             while not self._ended.wait(0.03):
                 self._publish(self._draw.choice(self._journals))
-        except Exception as err:  # noqa: BLE001  told by `end`
+        except Exception as err:  # noqa: BLE001  raised by `end`
             self.error = err
 
     def end(self):

@@ -134,7 +134,7 @@ class Ledger:
         return next((at - killed_at for began, at in later if began > killed_at), None)
 
     async def check(self, platform: Platform) -> None:
-        """All that was acknowledged is there, once, where it was said to be."""
+        """All that was acknowledged exists once, at its acknowledged place."""
         content = b""
         async with platform.client() as client, asyncio.timeout(patient(60)):
             async for piece in client.read(self.journal):

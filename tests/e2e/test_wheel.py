@@ -62,7 +62,7 @@ def installed(tmp_path_factory) -> Path:
     return python.parent
 
 
-def test_core_is_there_with_its_data_and_without_extras(installed, tmp_path):
+def test_core_has_its_data_and_needs_no_extras(installed, tmp_path):
     program = (
         "import importlib.util as u, json, pathlib, gazette_platform as g\n"
         "home = pathlib.Path(g.__file__).parent\n"

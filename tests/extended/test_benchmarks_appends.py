@@ -49,7 +49,7 @@ async def test_the_matrix_has_each_case_both_ways_and_appends_measure_the_rest(b
     assert rest == ["append 100b x 16, raw"]
 
 
-async def test_a_caller_that_is_told_another_place_is_seen(bench, monkeypatch):
+async def test_caller_that_gets_a_wrong_place_is_reported(bench, monkeypatch):
     await create(bench.client, journal_spec("bench/wrong", "raw"))
     append = AppendService.append
 

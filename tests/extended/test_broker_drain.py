@@ -1,4 +1,4 @@
-"""How long a broker that was told to leave waits, for whom, and what it says meanwhile."""
+"""How long a broker that drains waits, for whom, and what it says meanwhile."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_others_take_over_though_etcd_failed_for_a_moment(local_brokers, d
     assert not failures
 
 
-async def test_nobody_is_asked_twice_who_is_not_there(local_brokers, caplog):
+async def test_absent_broker_is_asked_only_once(local_brokers, caplog):
     first = await local_brokers.start(drain_timeout_s=None)
     await content_at(first, "a/one")
     asked = []
@@ -138,7 +138,7 @@ async def test_a_broker_without_journals_leaves_at_once(local_brokers, caplog):
 
 
 async def test_the_oldest_broker_leads_until_it_has_left(local_brokers, tasks):
-    """It may store its content for long; nobody took the journals of those that crashed meanwhile."""
+    """It may store its content for long; no broker took the journals of those that crashed meanwhile."""
     oldest = await local_brokers.start(drain_timeout_s=None)
     back = hold_back(oldest, is_retried_soon=True)
     await content_at(oldest, "a/one")

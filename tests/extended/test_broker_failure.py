@@ -198,10 +198,10 @@ async def test_who_gave_up_commits_nothing_that_others_could_read(cluster):
     assert broker._resolver.replicas[JOURNAL].spool.spool.end == 6
 
 
-async def test_who_gave_up_tells_no_end(cluster):
-    """Others may have acknowledged more: whoever was told an end would take it for all there is.
+async def test_replica_that_gave_up_reports_no_end(cluster):
+    """Others may have acknowledged more: a reader would take a reported end for the end of all content.
 
-    Nor does it tell a head beside content: it may have some that others went on without.
+    Nor does it report a head beside content: it may have some that others went on without.
     """
     broker = await cluster.start()
     stub = cluster.stub(broker)
@@ -253,7 +253,7 @@ def give_up_when_asking(broker):
 NOTED = dataclasses.replace(spec(refresh_s=1), suspend=SuspendSpec(offset=100))
 
 
-async def test_who_gives_up_while_a_reader_waits_for_a_gap_tells_no_end(cluster):
+async def test_replica_that_gives_up_at_a_gap_reports_no_end(cluster):
     broker = await cluster.start(append_wait_s=1.0)
     stub = cluster.stub(broker)
     await cluster.apply(stub, NOTED)
@@ -264,9 +264,7 @@ async def test_who_gives_up_while_a_reader_waits_for_a_gap_tells_no_end(cluster)
         await anext(aiter(read(stub, JOURNAL)))
 
 
-async def test_who_gives_up_while_it_waits_for_what_precedes_a_noted_head_tells_none(
-    cluster, tasks
-):
+async def test_replica_that_gives_up_below_a_noted_head_reports_none(cluster, tasks):
     broker = await cluster.start(append_wait_s=1.0)
     stub = cluster.stub(broker)
     await cluster.apply(stub, NOTED)
@@ -287,6 +285,6 @@ async def test_who_gives_up_while_it_asks_for_what_is_missing_lists_nothing(clus
     assert (await append(stub, JOURNAL, b"behind")).commit.begin == 100
     await eventually(lambda: broker._resolver.replicas[JOURNAL].missing_at == 99)
     replica = give_up_when_asking(broker)
-    replica.hole._began_at = -math.inf  # nobody waits for it any more, but others are asked
+    replica.hole._began_at = -math.inf  # no one waits for it any more, but others are asked
     with pytest.raises(aio.AioRpcError, match="this broker has failed; ask another one"):
         await stub.ListFragments(pb.FragmentsRequest(journal=JOURNAL), timeout=20)

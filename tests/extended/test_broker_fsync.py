@@ -161,7 +161,7 @@ async def test_commit_loses_nothing_when_all_machines_lose_their_power(
 
 
 def synced_to(disk):
-    """The offset below which a record on the disk says that content is there."""
+    """The offset below which a record on the disk says that content exists."""
     [heads] = disk.on_disk("heads")
     records = [
         head_records.decode_record(heads[at : at + SLOT_BYTES])
@@ -199,7 +199,7 @@ async def test_never_believes_nothing_after_a_power_failure(machines, tmp_path):
 
 
 async def waits_for_an_operator(broker, expected):
-    """So much is there, and appends are refused until somebody says that they go on after it."""
+    """So much exists, and appends are refused until an operator says that they go on after it."""
     async with client(broker, retry_timeout_s=0.5) as one:
         with pytest.raises(GazetteError, match="reset-head"):
             await one.append(JOURNAL, b"refused")

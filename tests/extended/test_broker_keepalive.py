@@ -1,4 +1,4 @@
-"""Connections that swallow everything are noticed in seconds, by whoever has a call open on them.
+"""Whoever has a call open on a connection that swallows everything notices it in seconds.
 
 gRPC by itself would take minutes: what counts is the time-out of pings, which is set everywhere.
 """

@@ -1,4 +1,4 @@
-"""A broker that is told to leave leaves, whatever hangs: a store, a disk, etcd, or a start."""
+"""A broker that is asked to leave leaves, whatever hangs: a store, a disk, etcd, or a start."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_store_that_hangs_blocks_nothing_else(cluster, leave):
 
 @pytest.mark.parametrize("leave", ["drain", "fail"])
 async def test_a_disk_that_hangs_blocks_nothing_else(cluster, monkeypatch, leave):
-    """What could not even be closed is told as lost, too."""
+    """Content that could not even be closed is reported as lost, too."""
     broker = await with_content(cluster)
     await eventually(lambda: stored(cluster) == b"one ")
     hangs = threading.Event()
@@ -89,7 +89,7 @@ async def test_a_disk_that_hangs_blocks_nothing_else(cluster, monkeypatch, leave
 
 
 @pytest.mark.parametrize("step", ["_ask_others", "_note_heads_of_all", "_release"])
-async def test_a_step_that_fails_is_no_reason_to_lose_content(cluster, monkeypatch, step):
+async def test_failed_step_loses_no_content(cluster, monkeypatch, step):
     cluster.expect(KeyError)
     broker = await with_content(cluster)
 
@@ -105,7 +105,7 @@ async def test_a_step_that_fails_is_no_reason_to_lose_content(cluster, monkeypat
     assert broker.faults.reported == 1
 
 
-async def test_who_is_told_twice_waits_for_nothing(cluster, tasks):
+async def test_second_signal_ends_all_waiting(cluster, tasks):
     broker = await with_content(cluster, drain_timeout_s=None)
     await eventually(lambda: stored(cluster) == b"one ")
     await cluster.start(journal_limit=0)  # without room for the journal: it waits for ever
@@ -120,7 +120,7 @@ async def test_who_is_told_twice_waits_for_nothing(cluster, tasks):
 
 @pytest.mark.parametrize("at", ["load", "serve"])
 @pytest.mark.parametrize("is_told", [True, False], ids=["told to leave", "fails"])
-async def test_who_does_not_get_to_serve_is_no_member_for_the_rest_of_its_lease(
+async def test_broker_that_fails_to_serve_leaves_no_member(
     cluster, etcd, etcd_prefix, monkeypatch, tasks, at, is_told
 ):
     """Its peers never saw its port, so that they would not evict it, and it may be assigned journals."""
@@ -187,7 +187,7 @@ def test_a_second_signal_ends_a_broker_whose_store_is_away(server):
     assert kept == [b"one ", b"two "]
 
 
-def test_a_broker_that_waits_for_etcd_to_start_is_told_to_leave(tmp_path, etcd_prefix):
+def test_broker_that_waits_for_etcd_can_leave(tmp_path, etcd_prefix):
     with socket.socket() as silent:  # takes connections, and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -226,7 +226,7 @@ def test_the_watchdog_ends_what_does_not_end_by_itself(caplog):
 
 
 def test_the_watchdog_ends_what_cannot_even_log():
-    """As one whose log is a pipe that nobody reads."""
+    """As one whose log is a pipe without a reader."""
     ended, reads = threading.Event(), threading.Event()
     watchdog = Watchdog(lambda _: ended.set())
     watchdog.describe = lambda: reads.wait() and ""

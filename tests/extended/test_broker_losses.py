@@ -88,7 +88,7 @@ async def crash(brokers):
 
 
 async def test_all_replicas_die_with_their_disks_and_the_head_is_reset(cluster):
-    """What the store has is there; appends wait for somebody who knows that no more is anywhere."""
+    """Stored content can be read; appends wait for an operator who knows that no more exists anywhere."""
     former = await start(cluster)
     await apply(cluster, former[0])
     async with client(former[0]) as one:

@@ -46,9 +46,7 @@ async def noted_by_now(broker):
     return noted(broker)
 
 
-async def test_no_head_is_noted_while_etcd_does_not_tell_who_the_others_are(
-    cluster, etcd_prefix, monkeypatch
-):
+async def test_no_head_is_noted_while_etcd_is_away(cluster, etcd_prefix, monkeypatch):
     broker, observer = await cluster.start(), await cluster.start(journal_limit=0)
     stub = cluster.stub(broker)
     await cluster.apply(stub, spec())

@@ -117,7 +117,7 @@ async def test_no_reset_of_a_connection_ends_a_broker(network, caplog):
                 failures += 1
 
     async def break_connections():
-        # About as soon as they are there again: more often than any network does.
+        # About as soon as they are back: more often than any network does.
         for _ in range(20):
             await pass_time(0.12)
             for proxy in network.proxies:

@@ -1,4 +1,4 @@
-"""A broker that crashed, and is there again at the same address before anybody looked."""
+"""A broker that crashed, and is back at the same address before any peer looked."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_who_is_waited_for(etcd, etcd_prefix, name, endpoint, is_exiting, 
     await asyncio.wait_for(waiting, patient(10))
 
 
-async def test_nobody_is_waited_for_whose_port_answers(etcd, etcd_prefix):
+async def test_broker_whose_port_answers_is_not_waited_for(etcd, etcd_prefix):
     own = ProcessId("a", "own-one")
     spec = BrokerSpec(own, "http://here:1")
     await etcd.txn([], [Put(member_key(etcd_prefix, own), encode_broker_spec(spec))])

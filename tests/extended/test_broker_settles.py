@@ -20,7 +20,7 @@ SETTLED_S = (
 async def test_idle_journals_settle_within_seconds_of_a_brokers_return(
     etcd_server, etcd_prefix, tmp_path
 ):
-    """No journal keeps a replica too many, though nobody appends: its primary syncs by itself."""
+    """No journal keeps a replica too many, even without appends: its primary syncs by itself."""
     fragment = FragmentSpec(
         length=1 << 20,
         codec=CompressionCodec.NONE,

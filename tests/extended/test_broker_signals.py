@@ -1,4 +1,4 @@
-"""A process of a broker ends when it is told to, though its event loop or a thread hangs."""
+"""A broker process ends on request, even if its event loop or a thread hangs."""
 
 from __future__ import annotations
 

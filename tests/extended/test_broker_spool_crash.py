@@ -1,4 +1,4 @@
-"""Brokers are killed: what they acknowledged is there when they come back, and goes on at its end."""
+"""Brokers are killed: when they come back they have what they acknowledged, and continue at its end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def append_many(client, numbers, *, journal=JOURNAL, width=16):
 
 
 def check(content, begins):
-    """All that was acknowledged is there, where it was said to be."""
+    """All that was acknowledged exists at its acknowledged place."""
     assert len(content) % 7 == 0
     for number, begin in begins.items():
         assert content[begin : begin + 7] == line(number)

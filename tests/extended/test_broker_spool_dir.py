@@ -85,7 +85,7 @@ async def test_a_broker_that_was_killed_starts_on_a_full_disk(server, disk):
     assert server.stop() == 0
 
 
-def test_a_place_that_is_no_folder_is_reported(server):
+def test_place_that_is_not_a_folder_is_reported(server):
     server.spool.mkdir(parents=True)
     (server.spool / "spools").write_text("somebody's")
     with pytest.raises(SetupError, match=r"cannot keep spools in .*--broker\.spool-dir"):

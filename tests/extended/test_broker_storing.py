@@ -100,9 +100,7 @@ async def test_it_is_said_once_etcd_is_back(own_etcd_server, etcd_prefix, tmp_pa
         assert await failing == []
 
 
-async def test_who_leaves_says_of_which_journals_it_stores_content(
-    cluster, etcd, etcd_prefix, tasks
-):
+async def test_broker_that_leaves_names_journals_that_it_stores(cluster, etcd, etcd_prefix, tasks):
     first, second, back, draining = await handed_over(cluster, tasks)
 
     async def is_only_the_one():
@@ -167,7 +165,7 @@ async def test_it_is_said_again_when_its_lease_is_lost(cluster, etcd, etcd_prefi
     assert await draining == []
 
 
-async def test_nothing_is_lost_while_etcd_does_not_tell_who_still_stores(cluster, monkeypatch):
+async def test_nothing_is_lost_while_etcd_does_not_say_who_stores(cluster, monkeypatch):
     broker = await cluster.start()
     context = broker._context
     assert await gaps.ask_others(context, JOURNAL)
@@ -222,7 +220,7 @@ def test_what_is_said_is_understood(journals):
     ],
     ids=["nothing", "no number", "no text", "too many"],
 )
-def test_what_is_not_told_may_be_any_journal(value):
+def test_unnamed_content_may_be_of_any_journal(value):
     assert Unstored.decode(value).may_have("a/b")
 
 

@@ -83,14 +83,14 @@ async def test_a_broker_with_a_certificate_speaks_tls(cluster, authority):
 
 
 async def refusal(client):
-    """What a client is told that is not let in."""
+    """The error of a client that is refused."""
     async with client:
         with pytest.raises(TransportError, match="is not reachable") as caught:
             await client.list()
     return str(caught.value)
 
 
-async def test_certificates_that_do_not_fit_are_told_from_each_other(cluster, authority, another):
+async def test_errors_distinguish_certificates_that_do_not_fit(cluster, authority, another):
     broker = await cluster.start(**serving(authority))
     assert "of no authority that is trusted here" in await refusal(client_of(broker, another))
     plain = ClientConfig(address=broker.endpoint.replace("https", "http"), connect_timeout_s=1)

@@ -79,7 +79,7 @@ async def test_a_frozen_primary_neither_counts_nor_holds_up(cluster):
         ) as channel:
             stub = protocol_pb2_grpc.JournalStub(channel)
             # The one is under way when it freezes, with content at its replicas; it holds their
-            # spools. The other comes while nobody looks.
+            # spools. The other comes while no peer looks.
             begun = AppendCall(stub, name, do_not_proxy=True)
             await begun.send(b"never " * (1 << 19))
             await eventually(lambda: holders(cluster) == 3)
@@ -110,7 +110,7 @@ async def test_a_frozen_primary_neither_counts_nor_holds_up(cluster):
 
 @pytest.mark.parametrize("replication", [1, 2])
 async def test_who_froze_past_its_lease_with_all_its_replicas_counts_nothing(cluster, replication):
-    """Nobody is left that would refuse: each knows by its own clock alone, as soon as it wakes."""
+    """No broker is left that would refuse: each knows by its own clock alone, as soon as it wakes."""
     name = "replicated/journal"
     config = ClientConfig(address=cluster.address, retry_timeout_s=60.0)
     async with AsyncClient(config) as client:

@@ -60,7 +60,7 @@ async def test_what_reads_to_the_end_failed_by_is_reported(cluster, scene_of):
     ), told
 
 
-async def test_a_head_that_nobody_tells_is_told(scene_of):
+async def test_unreported_head_is_reported(scene_of):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         scene = scene_of(f"http://127.0.0.1:{silent.getsockname()[1]}")
         contents, (told,) = await read_finals(scene, timeout_s=1.0)

@@ -384,7 +384,7 @@ async def test_disk_of_a_broker_is_slow_for_as_long_as_the_fault(nemesis, cluste
     assert [kind for _, _, kind in nemesis.spans] == ["slow-disk"]
 
 
-async def test_broker_that_ends_without_a_fault_is_started_and_told(nemesis, cluster, said):
+async def test_broker_that_ends_without_a_fault_is_started_and_reported(nemesis, cluster, said):
     cluster.brokers["broker-2"].has_ended = True
     await nemesis.watch_over(0.01)
     assert cluster.done == ["start broker-2"]
@@ -397,15 +397,13 @@ async def test_broker_that_ends_without_a_fault_is_started_and_told(nemesis, clu
     "log",
     [
         "",
-        "Traceback (most recent call last):\n  File ...\nRuntimeError: what nobody foresaw\n",
+        "Traceback (most recent call last):\n  File ...\nRuntimeError: an unforeseen error\n",
         "gazette: error: what it cannot do without is gone\n",
-        # That is no end yet: the lease may be renewed after all.
+        # That is not the end yet: the lease may be renewed after all.
         "2026-01-02 03:04:05,678 WARNING gazette_platform.etcd.client: lease 7 is not renewed\n",
     ],
 )
-async def test_broker_that_ends_for_another_reason_is_told_whatever_its_lease(
-    nemesis, cluster, log
-):
+async def test_broker_that_ends_for_another_reason_is_reported(nemesis, cluster, log):
     cluster.brokers["broker-1"].log = log
     await nemesis.run([Fault(0.0, FaultKind.PAUSE, ("broker-1",), 0.05)])
     (text,) = nemesis.ended
@@ -413,7 +411,7 @@ async def test_broker_that_ends_for_another_reason_is_told_whatever_its_lease(
     assert "start broker-1" in cluster.done
 
 
-async def test_watchdog_tells_the_machine_from_the_clients():
+async def test_watchdog_distinguishes_machine_from_clients():
     async with Watchdog(SystemClock()) as watchdog:
         await pass_time(0.3)
         block_for(0.4)

@@ -50,7 +50,7 @@ def test_store_is_read_up_to_its_first_gap(tmp_path):
     for number, codec in enumerate(CODECS):
         store(tmp_path, 4 * number, b"abc%d" % number, codec)
     store(tmp_path, 0, b"abc0abc1")  # overlaps
-    store(tmp_path, 90, b"behind a gap")
+    store(tmp_path, 90, b"after a gap")
     (tmp_path / "a/journal/.partial-1").write_bytes(b"half written")
     assert stored_content(tmp_path, "a/journal") == b"abc0abc1abc2abc3"
     assert stored_content(tmp_path, "a/journal", begin=6) == b"c1abc2abc3"

@@ -178,7 +178,7 @@ async def test_cn1_a_source_with_a_name_of_its_reader_is_read_and_handed_over(wo
     assert progress.read_through == {f"{IN};sums": await world.consumers.client.write_head(IN)}
 
 
-async def test_cr6_metrics_tell_the_status_of_each_shard_while_it_is_here(world):
+async def test_cr6_metrics_report_status_of_each_shard(world):
     application = InFile()
     first = await world.consumers.start(application)
     await world.consumers.create_shards(world.spec(hot_standbys=1))
@@ -220,7 +220,7 @@ async def test_ch3_hints_that_cannot_be_read_fail_primary_and_standby(etcd, worl
         await client.apply([ShardChange(spec)])
         await world.have(ReplicaCode.FAILED, ReplicaCode.FAILED)
         for status in await world.statuses():
-            # A primary tells it of each of its two tasks, in either order.
+            # A primary reports it for each of its two tasks, in either order.
             assert all(f"beginRecovery: fetching hints: {key}" in each for each in status.errors)
         await etcd.delete(key)
         assert await client.unassign([SHARD], only_failed=True) == [SHARD]

@@ -188,7 +188,7 @@ async def test_cn1_shards_are_run_and_handed_over_without_a_standby(world):
     assert application.inits == 2
 
 
-async def test_a_group_that_leaves_as_a_whole_waits_for_nobody(world):
+async def test_group_that_leaves_as_a_whole_does_not_wait(world):
     for _ in range(2):
         await world.consumers.start(Counts(), drain_timeout_s=None)
     await world.create_shards(hot_standbys=1)
@@ -282,7 +282,7 @@ async def test_a_failed_shard_starts_again_by_itself(world, error, settings):
     assert application.failures == 3
 
 
-async def test_cr6_the_http_port_tells_of_shards_and_serves_the_applications_pages(world):
+async def test_cr6_http_port_serves_status_and_application_pages(world):
     process = await world.consumers.start(Counts())
     await world.create_shards()
     await world.publish(9)

@@ -97,7 +97,7 @@ class Overlapping(InDatabase):
 def engine_of(url):
     engine = sql_engine(url, answer_s=10.0)
     create_tables(engine)
-    create_tables(engine)  # which are there
+    create_tables(engine)  # which exist
     TEXTS.create(engine)
     return engine
 
@@ -647,7 +647,7 @@ async def test_a_commit_is_not_started_while_another_one_goes_on(sqlite_engine, 
     await commit
 
 
-async def test_bytes_that_are_no_checkpoint_are_reported(sqlite_engine, shard, opened):
+async def test_invalid_checkpoint_bytes_are_reported(sqlite_engine, shard, opened):
     with sqlite_engine.begin() as connection:
         row = {"shard_fqn": shard, "fence": 7, "checkpoint": b"\xff"}
         connection.execute(insert(CHECKPOINTS).values(row))

@@ -114,7 +114,7 @@ class World:
         ]
 
     async def check_running(self):
-        """Raises: one has failed, or nobody takes it over from a process that hands it to a new one."""
+        """Raises: one has failed, or no process takes it over from one that leaves."""
         for name in SHARDS:
             await self.consumers.wait_primary(name)
 
@@ -149,7 +149,7 @@ async def get(process, query, **headers):
         return answer.status, answer.headers, await answer.text()
 
 
-async def test_any_process_tells_the_last_rides_of_a_bike(world):
+async def test_any_process_returns_last_rides_of_a_bike(world):
     # A call without a token is served, and one with a token that does not verify is not.
     keys = f"{base64.b64encode(b'a key that nobody can guess').decode()},AA=="
     processes = [await world.start(auth_keys=keys), await world.start(auth_keys=keys)]
@@ -180,7 +180,7 @@ async def test_any_process_tells_the_last_rides_of_a_bike(world):
     names = [process.process_id.suffix for process in processes]
     assert served_by == {(asked, serving) for asked in names for serving in names}
 
-    assert (await get(processes[0], "?id=1"))[2] == ""  # of which there are no rides
+    assert (await get(processes[0], "?id=1"))[2] == ""  # which has no rides
 
 
 async def test_what_cannot_be_answered_is_418(world):
@@ -211,7 +211,7 @@ async def test_a_shard_without_a_log_needs_a_database(world):
         await world.create()
 
 
-async def test_a_record_that_is_no_ride_fails_its_shard(world):
+async def test_record_that_is_not_a_ride_fails_its_shard(world):
     world.consumers.expect(ApplicationFailed)
     await world.start()
     await world.create()

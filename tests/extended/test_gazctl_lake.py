@@ -169,7 +169,7 @@ def test_what_is_wrong_ends_with_one_line_and_no_traceback(lake, tmp_path):
 
 @pytest.fixture
 def platform(gazctl, lake_settings, metastore, monkeypatch):
-    """A metastore and Trino that commands are told of; no table stays."""
+    """A metastore and Trino for commands; no table stays."""
     monkeypatch.setenv("GAZETTE_METASTORE_URI", lake_settings.metastore)
     monkeypatch.setenv("GAZETTE_TRINO_URI", lake_settings.trino)
     yield
@@ -212,7 +212,7 @@ def test_a_table_is_flushed_listed_checked_repaired_and_read(
     assert (green.code, green.out) == (0, b""), green.err
     assert "external_location" in lake("ddl", table, "--dialect", "trino").out.decode()
 
-    # What cannot become of the table is told before the folder changes.
+    # A change that the table cannot follow is reported before the folder changes.
     (tmp_path / "good.yaml").write_text(text.replace("bigint", "int"))
     narrowed = lake("apply", "good.yaml")
     assert narrowed.code == 1

@@ -39,7 +39,7 @@ def test_spark_is_asked_if_it_is_configured(etcd_server, monkeypatch, tmp_path, 
         "GAZETTE_WAREHOUSE": f"file://{tmp_path}/warehouse",
         "GAZETTE_ICEBERG_CATALOG": f"sqlite:///{tmp_path}/catalog.db",
         "GAZETTE_ICEBERG_JAR": str(tools.iceberg_spark_runtime()),
-        # Nobody asks it: typed tables are in another catalog, and workers read no table.
+        # No one asks it: typed tables are in another catalog, and workers read no table.
         "GAZETTE_METASTORE_URI": "thrift://127.0.0.1:1",
         "GAZETTE_SPARK_MASTER": "local[1]",
         "JAVA_HOME": str(tools.java(21)),

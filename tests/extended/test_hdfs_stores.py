@@ -129,7 +129,7 @@ async def test_a_put_that_is_cancelled_stores_nothing_or_all(hdfs, tasks):
         assert [item.path for item in await listing(store, "a/")] in ([], ["object"])
 
 
-async def test_nobody_there_is_no_refusal():
+async def test_absent_namenode_is_unavailable():
     store = open_store("hdfs://namenode/x/?webhdfs=http://127.0.0.1:9&user=a", file_root=None)
     with pytest.raises(StoreUnavailable, match="is it up"):
         await store.exists("a")

@@ -113,7 +113,7 @@ async def test_mirror_goes_on_when_members_of_etcd_die(members, etcd_prefix):
         await space.load()
         tasks.spawn(space.watch(), name="watch")
         try:
-            # The member that is watched dies, be it the leader or not.
+            # The member that is watched dies, whether it is the leader or not.
             watched = members.endpoints.index(client.endpoint)
             members.kill(watched)
             found = await put(writer, f"{etcd_prefix}/b")

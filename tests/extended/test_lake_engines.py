@@ -136,7 +136,9 @@ ODD_LINES = (
 )
 
 
-def test_keys_that_are_no_names_are_read_by_both_engines(registrar, files, metastore, trino, spark):
+def test_keys_that_are_not_names_are_read_by_both_engines(
+    registrar, files, metastore, trino, spark
+):
     """`from` of a spec: by its name in Trino and in the view; by the key in Spark's table."""
     files.append("odd/part=0", ODD_LINES, postfix="date=2026-01-02")
     spec = parse_table_spec(ODD_KEYS)
@@ -155,7 +157,7 @@ def test_keys_that_are_no_names_are_read_by_both_engines(registrar, files, metas
     assert in_spark(spark, f"SELECT {keys} FROM engines.odd ORDER BY 1") == expected
     assert spark.table("engines.odd_exact").columns[:2] == ["orderId", "unit_price"]
 
-    # A column that comes later is read of Hive partitions that were there before, too.
+    # A column that comes later is read of Hive partitions that existed before, too.
     wider = parse_table_spec(ODD_KEYS + "  - {name: second, from: 2nd, type: bigint}\n")
     report = registrar.tick(wider, {})
     with metastore.connect() as session:
@@ -190,7 +192,7 @@ def read_values(registrar, files, trino, spark):
         files.append(f"{name}/part=1", lines_of(cases), postfix="hour=05")
         assert registrar.tick(spec, {}).errors == []
         columns = list(dict.fromkeys(c.column for c in cases))
-        dates = {c.column for c in cases if c.type == "date"}  # of which Python has no year 0
+        dates = {c.column for c in cases if c.type == "date"}  # Python has no year 0
         listed = ", ".join(f"CAST({c} AS {{1}})" if c in dates else c for c in columns)
         query = f"SELECT n, {listed} FROM {{0}}engines.{name}"
         by_engine = []
@@ -249,9 +251,7 @@ def read_lines(lined, trino, spark):
     return read
 
 
-def test_engines_agree_on_all_that_fits_and_the_page_tells_the_rest(
-    request, read_values, read_lines
-):
+def test_engines_agree_on_all_values_that_fit(request, read_values, read_lines):
     values = read_values(VALUES, "semantic")
     lines = read_lines(LINES, "lined", "json", JSON_LINES)
     records = read_lines(RECORDS, "recorded", "csv", CSV_LINES)
@@ -326,7 +326,7 @@ def test_value_of_another_shape_hides_no_good_value(request, read_shapes):
         if one.case.is_fit:
             assert are_alike(one.view, one.spark), one
             assert one.view is not None or one.case.raw == "null", one
-        # Text of the table is there, whatever the value.
+        # The table has the text, whatever the value.
         assert one.trino is not None or one.case.raw == "null", one
     rewritten(request, "shapes", shape_table(found))
 

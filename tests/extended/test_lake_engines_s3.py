@@ -22,7 +22,7 @@ from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import parse_rollup
 from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine
 from gazette_platform.lake.rollups.running import RollupRunner
-from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.settings import S3Access
 
 # The first test pays for the start of four servers.
 pytestmark = [

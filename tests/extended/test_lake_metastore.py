@@ -200,7 +200,7 @@ def test_swap_whose_connection_breaks_leaves_no_lock(session, table, metastore, 
 
 
 def test_lock_of_an_engine_that_was_killed_is_dropped(tmp_path):
-    """It tells the metastore that it is alive, as engines do, until it does not any more."""
+    """It sends heartbeats to the metastore, as engines do, until it stops."""
     with RestartableMetastore(tmp_path, {"hive.txn.timeout": "2s"}) as server:
         metastore = MetastoreClient(server.settings.metastore)
         with metastore.connect() as engine:

@@ -158,7 +158,7 @@ DELAYS = (
 
 
 def origins(metadata):
-    """What a run tells of the table's columns: of which assets' columns each is made."""
+    """Return the lineage that a run reports: the source columns of each column of the table."""
     return {
         column: [f"{dep.asset_key.to_user_string()}.{dep.column_name}" for dep in deps]
         for column, deps in metadata["dagster/column_lineage"].deps_by_column.items()

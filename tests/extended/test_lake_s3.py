@@ -298,7 +298,7 @@ def test_a_repair_that_was_killed_is_found_again_without_a_cursor(lake, monkeypa
 
 
 def test_what_accounts_differ_in_is_listed_once_until_something_changes(lake, monkeypatch):
-    """After a prune that is not told from a store that is away, say."""
+    """After a prune that looks like an unreachable store, for example."""
     gone = lake.append(0, 2)
     lake.append(2, 4)
     lake.append(4, 6, hour=6)

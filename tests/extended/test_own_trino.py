@@ -176,7 +176,7 @@ def test_logins_that_are_let_in(own, monkeypatch):
     ):
         session = TrinoSession(own.https, login=login)
         assert session.query("SELECT current_user") == [("ada",)]
-    # What other programs are told to trust does not count where an authority is named.
+    # What other programs trust does not count where an authority is named.
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", cert)
     assert own.session().query("SELECT 1") == [(1,)]
 

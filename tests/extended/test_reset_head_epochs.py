@@ -174,7 +174,7 @@ async def test_what_was_given_up_is_set_aside_when_it_comes_back(servers, stored
     assert found == {one for one in (stored, b"new content") if one}
 
 
-async def test_a_reset_goes_on_behind_what_a_holder_is_about_to_store(cluster, monkeypatch):
+async def test_reset_continues_after_what_a_holder_is_about_to_store(cluster, monkeypatch):
     """It came back at that moment: content below its end would contradict what it stores."""
     store, is_there, may_go_on = Leftovers._store, asyncio.Event(), asyncio.Event()
 

@@ -10,8 +10,8 @@ from shard_group import IDLE, ShardGroup
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.cluster import encode_replica_status
-from gazette_platform.consumer.runtime.host import ReplicaSettings
 from gazette_platform.consumer.runtime.replica import ShardReplica
+from gazette_platform.consumer.runtime.tasks import ReplicaSettings
 from gazette_platform.consumer.service.etcd_host import EtcdShardHost
 from gazette_platform.errors import ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient, Put
@@ -48,7 +48,7 @@ class SlowHost:
 
 
 class Case:
-    """A shard, and two processes of which first the one has it, then the other."""
+    """A shard, and two processes that have it one after the other."""
 
     def __init__(self, bench, group, spec):
         self.bench, self.group, self.spec = bench, group, spec
@@ -157,7 +157,7 @@ async def test_a_process_that_lost_its_assignment_unknowingly_takes_no_database_
 
 
 @pytest.mark.parametrize("behind", ["fetch_hints", "confirm"])
-async def test_a_process_that_stops_while_it_takes_a_log_over_fences_nobody(make_case, behind):
+async def test_process_that_stops_during_a_takeover_fences_no_other(make_case, behind):
     case = await make_case()
     present = None
 

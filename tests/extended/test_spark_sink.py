@@ -136,9 +136,7 @@ def test_tasks_that_are_done_again_write_nothing_twice(session, client, write, r
     assert found == 4_000
 
 
-def test_batch_that_has_a_name_is_there_once_however_often_it_is_written(
-    session, client, write, prefix
-):
+def test_named_batch_exists_once_however_often_it_is_written(session, client, write, prefix):
     [a] = create(client, prefix, "a")
     for _ in range(2):
         write(session.range(3).coalesce(1), journal=a, writer="nightly", epoch="20260102")

@@ -170,7 +170,7 @@ class Producer:
         return content
 
 
-def test_committed_messages_are_there_once_though_transactions_span_batches_and_restarts(
+def test_committed_messages_exist_once_across_batches_and_restarts(
     session, shared, client, prefix, tmp_path
 ):
     a, b = create(client, prefix, "a", "b")

@@ -100,7 +100,7 @@ async def test_what_is_acknowledged_while_the_store_fails_gets_there(
         await eventually(lambda: proxy.met > 0, timeout_s=60)
         await pass_time(2.0)
         proxy.fault = Fault.NONE
-        # What failed is tried again after two or three minutes, or at once if somebody asks for it.
+        # What failed is tried again after two or three minutes, or at once on request.
         flushing.cancel()
         await client.flush(f"name={JOURNAL}", timeout_s=300.0)
         end = sum(map(len, content))
@@ -199,7 +199,7 @@ async def test_a_listing_that_is_old_hides_nothing_for_long(server, proxy, clust
         assert proxy.met > 0
         proxy.fault = Fault.NONE
 
-        # A listing without content below a noted head cannot be told from a journal that was pruned.
+        # A listing without content below a noted head looks like that of a journal that was pruned.
         async def is_all_there():
             return await read(client, end) == b"".join(content)
 

@@ -88,7 +88,7 @@ async def test_a_signed_url_needs_no_credentials(container, path):
         assert body != b"content"
 
 
-async def test_a_key_that_is_no_path_fails_the_listing_by_name(server, container):
+async def test_key_that_is_not_a_path_fails_the_listing_by_name(server, container):
     """Left out, it would hide that others write to the folders of journals."""
     store = opened(f"azure://{container}/")
     await put_bytes(store, "j/f", b"x")

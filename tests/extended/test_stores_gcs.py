@@ -207,7 +207,7 @@ async def test_a_signed_url_is_of_the_key_and_leads_to_the_object(bucket, path, 
 
 
 async def test_without_an_emulator_urls_lead_to_google(monkeypatch):
-    """Signing asks nobody: there is no such bucket, and the account cannot log in."""
+    """Signing calls no server: there is no such bucket, and the account cannot log in."""
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     url = await opened("gs://b.example/p/").sign_get("j/a=1/f %", 60)
     assert url.startswith("https://storage.googleapis.com/b.example/p/j/a%3D1/f%20%25?Expires=")
@@ -220,7 +220,7 @@ async def test_signing_needs_a_key(bucket, monkeypatch, tmp_path):
     await put_bytes(store, "j/f", b"x")
     with pytest.raises(StoreUnavailable, match="GOOGLE_APPLICATION_CREDENTIALS"):
         await store.sign_get("j/f", 60)
-    # Once it is there, the same store has it.
+    # Once it exists, the same store has it.
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "service-account.json"))
     assert "Signature=" in await store.sign_get("j/f", 60)
 
@@ -240,7 +240,7 @@ async def test_a_key_that_is_none(bucket, account, content):
 
 
 async def test_no_login_without_an_answer_of_the_token_server(bucket, monkeypatch):
-    """Without an emulator the account logs in first; here nobody listens."""
+    """Without an emulator the account logs in first; here no server listens."""
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     monkeypatch.setattr(gcs_bucket, "_RETRY_TIMEOUT_S", 1.0)
     with pytest.raises(StoreUnavailable, match="no-token-is-needed"):
@@ -412,7 +412,7 @@ async def test_a_slow_reader_holds_no_thread(bucket):
         assert len(await anext(pieces)) == 1 << 20
 
 
-async def test_a_key_that_is_no_path_fails_the_listing_by_name(server, bucket):
+async def test_key_that_is_not_a_path_fails_the_listing_by_name(server, bucket):
     """Left out, it would hide that others write to the folders of journals."""
     store = opened(f"gs://{bucket}/")
     await put_bytes(store, "j/f", b"x")

@@ -216,7 +216,7 @@ async def test_content_encoding_is_reported_and_the_bytes_stay(url_of):
 
 
 async def test_folders_that_other_programs_make_are_not_listed(server, bucket, url_of):
-    """A metastore makes an empty object for each partition that it is told of."""
+    """A metastore makes an empty object for each partition that is added."""
     store = opened(url_of())
     await put_bytes(store, "j/date=1/f", b"x")
     (server.folder / bucket / "j" / "date=2").mkdir()
@@ -245,7 +245,7 @@ async def test_so8_a_user_without_permission_is_refused_for_good(server, url_of,
             await operation
 
 
-async def test_so8_wrong_keys_are_no_refusal(url_of, monkeypatch):
+async def test_so8_wrong_keys_are_not_taken_for_a_refusal(url_of, monkeypatch):
     """They are wrong for every store, so that another one would not help."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     store = opened(url_of())

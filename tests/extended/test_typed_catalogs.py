@@ -67,7 +67,7 @@ def test_run_goes_on_where_the_last_one_ended_and_a_zombie_is_fenced(place):
     for zombie in (first, second):
         with pytest.raises(TypedFenced):
             publish(table.handle(), zombie, [9])
-    # Who asks again is told what became of the first time.
+    # A second caller gets what became of the first call.
     assert publish(table.handle(), second, [3], run="two").snapshot_id == table.open(wider).start
     assert numbers(table.handle()) == [1, 2, 3]
 
@@ -118,7 +118,7 @@ def test_lost_answer_is_found_out_by_asking_again(places, kind, word, passes_on)
 
 
 @pytest.mark.parametrize("kind", ["rest", "sql"])
-def test_server_that_takes_connections_and_never_answers_is_told(places, kind):
+def test_server_that_never_answers_is_reported(places, kind):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = places[kind].at(silent.getsockname()[1])
         with pytest.raises(LakeError, match="cannot be asked"):
@@ -185,7 +185,7 @@ def test_token_that_has_expired_is_renewed(places, gate):
         ("rest", {}, "GAZETTE_ICEBERG_TOKEN"),
     ],
 )
-def test_who_is_not_let_in_is_told_what_to_set(places, kind, login, message):
+def test_refused_user_learns_what_to_set(places, kind, login, message):
     known = places[kind]
     with pytest.raises(LakeError, match=message) as refused:
         Place(kind, known.uri, known.folder, login, known.port).catalog()
@@ -232,7 +232,7 @@ def test_table_that_is_registered_in_another_catalog_goes_on(places):
     table = places["rest"].table()
     publish(table.handle(), table.open(), [1, 2], run="one")
     moved = Table(places["sql"], table.name)
-    moved.place.table().open()  # the schema is there then
+    moved.place.table().open()  # the schema exists then
     target = moved.place.patient_for(60)
     target.register_table(table.name, table.handle().load().token.metadata_location)
     opened = moved.open()

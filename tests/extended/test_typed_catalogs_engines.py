@@ -9,10 +9,9 @@ from typed_merges import keyed, said, upsert
 from typed_world import JOURNAL, Held, publish
 
 from gazette_platform.errors import TypedFenced
-from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.catalogs import CatalogLogin, TrinoCatalogs
 from gazette_platform.lake.engines.doctor import look_at_trino
 from gazette_platform.lake.engines.spark import spark_configuration
-from gazette_platform.lake.iceberg_catalog import CatalogLogin
 from gazette_platform.platform import tools
 from gazette_platform.platform.servers import ExtraCatalog
 from gazette_platform.spark.typed_workers import SparkMerger

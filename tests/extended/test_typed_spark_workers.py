@@ -256,7 +256,7 @@ class TestLocal:
     def test_local_spark_makes_the_rows_of_transactions_that_span_runs(self, typed, local):
         rows_are_right(typed, SparkWorkers(local))
 
-    def test_local_spark_tells_the_error_of_a_worker_and_leaves_no_files(
+    def test_local_spark_reports_the_error_of_a_worker_and_leaves_no_files(
         self, typed, local, shared
     ):
         damage_is_told(typed, SparkWorkers(local), shared.fragments)
@@ -367,7 +367,7 @@ class TestConnect:
     def test_spark_connect_makes_the_rows_of_transactions_that_span_runs(self, typed, connect):
         rows_are_right(typed, SparkWorkers(connect))
 
-    def test_spark_connect_tells_the_error_of_a_worker_and_leaves_no_files(
+    def test_spark_connect_reports_the_error_of_a_worker_and_leaves_no_files(
         self, typed, connect, shared
     ):
         damage_is_told(typed, SparkWorkers(connect), shared.fragments)

@@ -13,7 +13,7 @@ from typed_merges import keyed, merged, said, upsert
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg.catalog import MetastoreHandle
 from gazette_platform.lake.iceberg.metastore import IcebergTables
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.tables.table import open_table
 from gazette_platform.message.uuid import build_uuid
 from gazette_platform.spark.typed_workers import SparkWorkers
@@ -190,7 +190,7 @@ def test_values_of_all_types_are_merged_in_whatever_partition_and_shape(upserts)
     days = lambda one: [one["at"].date()]  # noqa: E731
     table = upserts.open(by_day)
     upserts.upsert(table, [event(n, "a", begin=10 + n) for n in range(6)], partition_of=days)
-    # A column more, and other partitions, of which one is not a part of the key: a row moves from one to another.
+    # A column more, and other partitions, one of them not a part of the key: a row moves from one to another.
     wider = keyed((*COLUMNS, "more int"), KEY, partitions=(parse_partition("k"),))
     table = upserts.open(wider)
     new = [event(n, "b", begin=20 + n) | {"more": n} for n in (1, 3, 7)]

@@ -12,7 +12,7 @@ from typed_world import spec
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.runs.working import carry_out, discard
 
 pytestmark = [pytest.mark.etcd, pytest.mark.s3]

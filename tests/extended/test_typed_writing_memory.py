@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyiceberg.io import load_file_io
 from typed_world import spec
 from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.files.writing import RowWriter
 
 location, rows = sys.argv[1], 10_000

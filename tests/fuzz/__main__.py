@@ -31,7 +31,7 @@ _SLOWER = 2.0
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz",
-        description="Send brokers what nobody in their right mind would, and see that they live.",
+        description="Send brokers malformed and hostile requests, and check that they survive.",
     )
     add = parser.add_argument
     add("--seed", type=int, default=7, help="of all cases (default %(default)s)")

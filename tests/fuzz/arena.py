@@ -3,7 +3,7 @@
 | journals | are |
 |---|---|
 | ``probe/…`` | of the pulse; no input names them, and nothing but the pulse may change them |
-| ``secret/…`` | hidden from all tokens but the operator's; nothing of it may be told to others, or change |
+| ``secret/…`` | hidden from all tokens but the operator's; nothing of it may be shown to others, or change |
 | ``fuzz/…``, ``mine/…`` | for inputs; made again by `Arena.renew`, whatever has become of them |
 """
 

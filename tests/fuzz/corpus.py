@@ -276,7 +276,7 @@ def _claims() -> Iterator[Case]:
     by_label = {"token": "claims", "claims": '{"cap":4294967295,"exp":$EXP,"sel":{"include":{"labels":[{"name":"aa","value":"mine"}]}}}'}  # fmt: skip
     yield Case("take-over-by-relabelling", [apply(taken, **by_label), _read(HIDDEN, **by_label)])
     yield Case(
-        "nested-name-tells",
+        "nested-name-shows",
         [apply(spec(f"{HIDDEN}/x"), token="mine"), apply(spec("secret"), token="mine")],
     )
 
@@ -370,7 +370,7 @@ _POKED: dict[str, list[tuple[str, bytes]]] = {
         (f"/assign/fuzz/b#{_ME}#00", b""),
     ],
     "primary-twice": [(f"/assign/fuzz/a#{_ME}#0", b""), (f"/assign/fuzz/a#{_OTHER}#0", b"")],
-    "assignment-of-nobody": [
+    "assignment-without-member": [
         ("/assign/fuzz/a#zz#ghost#1", b""),
         ("/assign/fuzz/none#zz#ghost#0", b""),
     ],

@@ -96,7 +96,7 @@ def judge(answer: Answer) -> str:
         case "parse" if answer.code in {"slow", "broken"}:
             return f"parser {answer.step['target']} is {answer.code}: {answer.text}"
         case "twin" if answer.code == "differs":
-            return f"a hidden journal can be told from one that is not there: {answer.text}"
+            return f"a hidden journal differs from one that does not exist: {answer.text}"
     return ""
 
 
@@ -132,12 +132,12 @@ def _leak_in(answer: Answer) -> str:
     said = answer.body + answer.text.encode(errors="replace")
     for mark in MARKS:
         if mark in said:
-            return f"{mark.decode()} of a hidden journal is told to a token without rights to it"
+            return f"{mark.decode()} of a hidden journal is shown to a token without rights to it"
     asked = b"".join(step.get("messages", [])) + step.get("raw", b"")
     if b"/debug/" in asked:
         return ""  # this page shows everything, unless it is made private
     if b"kobold" in said and b"kobold" not in asked and step["do"] in {"rpc", "http"}:
-        return "the name of a hidden journal is told to a token without rights to it"
+        return "the name of a hidden journal is shown to a token without rights to it"
     return ""
 
 
@@ -176,7 +176,7 @@ class Memory:
         self.is_warm = False
 
     def now_mb(self) -> float:
-        """MB; 0 if it is gone, or has ended and nobody has asked yet how."""
+        """MB; 0 if it is gone, or has ended and was not waited for yet."""
         try:
             status = Path(f"/proc/{self._pid}/status").read_text()
         except OSError:

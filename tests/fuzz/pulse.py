@@ -1,7 +1,7 @@
 """A process of its own that uses brokers as if nothing happened, and reports when they were late.
 
 It asks each broker for its readiness ten times a second, which shows whether the event loop is blocked.
-It also appends to journals that nobody else uses, and reads them back through another broker. Time in
+It also appends to journals that no other client uses, and reads them back through another broker. Time in
 which the threads concerned were ready to run, and the machine had no core for them, is subtracted: the
 machine is to blame for it, not the broker.
 

@@ -45,7 +45,7 @@ _SETTLE_S = 60.0
 # A case with a step that is repeated so often is heavy, and runs alone.
 _HEAVY_TIMES = 30
 _DEATH_S = (
-    0.5  # sockets of a broker that dies close before it has ended, which is what is to be told
+    0.5  # sockets of a broker that dies close before it has ended, which is what is to be reported
 )
 
 
@@ -149,8 +149,8 @@ async def run_fuzz(
 
     Args:
         config: what to do.
-        say: told what happens, one line at a time.
-        show: told about progress, several times a second.
+        say: called with each event, one line at a time.
+        show: called with the progress, several times a second.
         starved_by: says what starved the run so far, see `MachineWatch.cause`.
 
     Cancellation: stops every process; the folder stays.
@@ -326,7 +326,7 @@ class _Run:
             found = [err for err in errors.exceptions if isinstance(err, _Found)]
             if len(found) < len(errors.exceptions):
                 raise
-            # A finding that names its case tells more than one that was seen at the same time.
+            # A finding that names its case says more than one that was seen at the same time.
             raise min(found, key=lambda err: err.case is None) from None
 
     async def _work(self, cases: Iterator[Case], until: float) -> None:
@@ -433,7 +433,7 @@ class _Run:
                 await self._arena.renew()
         except (AssertionError, TimeoutError, grpc.RpcError) as err:
             self._check()
-            text = f"journals cannot be made anew: {type(err).__name__} {err}"
+            text = f"journals cannot be created again: {type(err).__name__} {err}"
             raise _Found(reason_of(err, text)) from err
         if problem:
             raise _Found(problem)

@@ -86,7 +86,7 @@ class Process:
         assert not self.run.done()
 
     async def _sync(self) -> None:
-        """Stands for the brokers' pipelines: as primary, tell the route in every value."""
+        """Stands for the brokers' pipelines: as primary, put the route into every value."""
         state = self.space.state
         while True:
             revision = self.space.revision
@@ -277,7 +277,7 @@ async def test_z3_hand_over_waits_for_consistency(cluster):
 @pytest.mark.own_brokers
 async def test_a2_two_leaders_cannot_both_write(cluster):
     a = await cluster.join(A)
-    # Somebody else changed A's member key, so that A's comparison is stale until it sees that.
+    # Another process changed A's member key, so that A's comparison is stale until it sees that.
     stale = a.space.state.members[A].mod_revision
     await a.announcement.update(broker(A, limit=50))
     await a.space.wait_for_revision(a.announcement.revision, timeout_s=patient(20))

@@ -67,7 +67,7 @@ async def with_task(service, first):
 
 
 async def entered(service, append, min_revision=0):
-    """Modules of the broker of which a function was called by an append, and etcd's revision."""
+    """Return modules of the broker whose functions an append called, and etcd's revision."""
     files = set()
 
     def on_event(frame, event, _):

@@ -118,7 +118,7 @@ async def test_conditions_and_effects(stub, whole):
     ],
     ids=["malformed", "invalid"],
 )
-async def test_what_is_no_append(whole, raw, code, text):
+async def test_malformed_appends_are_refused(whole, raw, code, text):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await whole(raw)
     assert caught.value.code() is code

@@ -287,7 +287,7 @@ async def test_a_response_on_its_way_when_a_token_expires_is_sent_whole(
     assert sent, "and the read ended in order"
 
 
-async def test_a_watch_is_told_when_its_token_expires(client, stub, monkeypatch):
+async def test_watch_ends_with_a_reason_when_its_token_expires(client, stub, monkeypatch):
     monkeypatch.setattr("gazette_platform.serving.auth.LEEWAY_S", 0.2)
     metadata = bearer(Capability.LIST, lifetime_s=1)
     async with asyncio.timeout(patient(10)):
@@ -307,7 +307,7 @@ async def test_a_tail_of_our_client_outlives_its_tokens(client, broker, monkeypa
 
 
 # ------------------------------------------------------------------------------------ our client
-async def test_a_client_without_a_token_is_told_what_to_check(broker):
+async def test_client_without_a_token_learns_what_to_check(broker):
     async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
         with pytest.raises(
             CallFailed, match=r"missing or empty Authorization token.*auth"

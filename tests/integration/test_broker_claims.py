@@ -97,7 +97,7 @@ async def test_a_noted_head_counts_though_the_spec_is_applied_again_behind_the_c
     assert await read_all(stub, JOURNAL) == b"content, and more"
 
 
-async def test_brokers_are_no_holders_that_came_while_etcd_was_asked(cluster, tasks, monkeypatch):
+async def test_brokers_that_came_while_etcd_was_asked_are_not_holders(cluster, tasks, monkeypatch):
     """Nor does one stay that left: it would be believed once it comes back, and lacks what follows."""
     brokers = [await cluster.start(zone=zone) for zone in ("zone-a", "zone-b")]
     is_held, may_go = asyncio.Event(), asyncio.Event()
@@ -139,9 +139,9 @@ async def test_brokers_are_no_holders_that_came_while_etcd_was_asked(cluster, ta
 async def test_nothing_is_claimed_if_anything_changed_since_it_was_decided_on(
     etcd, etcd_prefix, monkeypatch, what, is_seen
 ):
-    """Somebody else has the journal by now, or it is another one: what they wrote stays.
+    """Another process has the journal by now, or it is another one: what they wrote stays.
 
-    It does not help to have seen the change meanwhile: nobody has synced with who came.
+    It does not help to have seen the change meanwhile: no broker has synced with the one that came.
     """
     item_at, raw = item_key(etcd_prefix, JOURNAL), encode_journal_spec(spec(1))
     us, other = (
@@ -259,7 +259,7 @@ async def test_a_store_that_is_away_holds_up_no_journals_of_other_stores(
         assert await read_all(cluster.stub(other), name) == b"of the holder x"
 
 
-async def test_a_spec_that_cannot_be_read_is_no_deleted_journal(cluster):
+async def test_spec_that_cannot_be_read_is_not_a_deleted_journal(cluster):
     """What a broker finds of such a journal stays until the spec is mended."""
     former = await cluster.start()
     await cluster.apply(cluster.stub(former), spec(1))
@@ -305,7 +305,7 @@ async def is_forgotten(broker):
     return await record_of(broker) is None
 
 
-async def test_nobody_holds_a_suspended_journal_and_it_resumes_with_its_registers(cluster):
+async def test_suspended_journal_has_no_holder_and_resumes_with_its_registers(cluster):
     """Brokers would look after what they held of it for as long as it is suspended."""
     brokers = [await cluster.start(zone=zone) for zone in ("zone-a", "zone-b")]
     await cluster.apply(cluster.stub(brokers[0]), spec(2))
@@ -322,7 +322,7 @@ async def test_nobody_holds_a_suspended_journal_and_it_resumes_with_its_register
     assert {one.tenure for one in (await record_of(brokers[0])).holders} == tenures(brokers)
 
 
-async def test_what_a_former_process_left_is_told_to_who_asks_for_it(cluster, monkeypatch):
+async def test_leftovers_of_a_former_process_are_reported_on_request(cluster, monkeypatch):
     """It may be a holder's, which keeps its content: else readers would take that for lost."""
     brokers = [await cluster.start(zone=zone) for zone in ("zone-a", "zone-b")]
     await cluster.apply(cluster.stub(brokers[0]), spec(1))

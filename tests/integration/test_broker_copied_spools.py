@@ -65,7 +65,7 @@ async def test_a_copy_of_its_spools_leaves_a_broker_alive(cluster, etcd, etcd_pr
     assert await read_all(stub, JOURNAL) == b"x" * 1000 + b"y" * 10
 
 
-async def test_a_copy_at_another_broker_lets_nobody_go_on_where_it_ends(cluster, tmp_path):
+async def test_no_broker_goes_on_where_a_copy_elsewhere_ends(cluster, tmp_path):
     """The broker that was copied acknowledged more since: an append would take those offsets again."""
     first = await cluster.start(spool_dir=folder(tmp_path, "one"))
     await cluster.apply(cluster.stub(first), spec(1))
@@ -118,7 +118,7 @@ async def test_a_broker_on_a_copy_holds_nothing_of_what_it_was_copied_from(
 @pytest.mark.parametrize(
     "is_original_back", [False, True], ids=["alone", "original is back, and empty"]
 )
-async def test_an_operator_has_a_copy_stored_if_its_original_is_lost(
+async def test_operator_stores_a_copy_whose_original_is_lost(
     cluster, tmp_path, name, is_original_back
 ):
     first = await cluster.start(spool_dir=folder(tmp_path, "one"))
@@ -163,7 +163,7 @@ async def test_brokers_that_come_back_with_each_others_folders_lose_nothing(clus
     assert await read_all(stub, JOURNAL) == b"x" * 1000 + b"y" * 10
 
 
-async def test_a_cluster_that_was_restored_from_copies_goes_on_behind_them(cluster, tmp_path):
+async def test_cluster_restored_from_copies_continues_after_them(cluster, tmp_path):
     settings = [{"id": f"broker-{n}", "zone": f"zone-{n}", "append_wait_s": 0.5} for n in (0, 1)]
     brokers = [
         await cluster.start(**one, spool_dir=folder(tmp_path, one["id"])) for one in settings

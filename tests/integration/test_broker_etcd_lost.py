@@ -22,7 +22,7 @@ async def crash(broker):
 
 
 async def killed(cluster, *, stored):
-    """Append content, of which a part is stored, and kill the broker."""
+    """Append content, let a part of it be stored, and kill the broker."""
     broker = await cluster.start()
     async with client_of(broker) as client:
         await client.apply([Change(spec())])
@@ -77,7 +77,7 @@ async def test_deleted_journal_leaves_nothing_to_its_successor(cluster, tmp_path
 async def test_broker_that_runs_sets_nothing_aside_when_etcd_loses_its_data(
     cluster, etcd, etcd_prefix
 ):
-    """That etcd has nothing of a journal means little then. The next process can tell."""
+    """That etcd has nothing of a journal means little then. The next process knows."""
     await killed(cluster, stored=b"")
     broker = await cluster.start(id="broker-other", journal_limit=0)
     assert JOURNAL not in broker._resolver.replicas

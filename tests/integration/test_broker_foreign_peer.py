@@ -393,7 +393,7 @@ async def test_a_foreign_primary_replicates_to_ours(foreign, ours, call, stub, a
     await stream.write(proposed(fragment(0, content), registers(owner="go")))
     assert await stream.read() == b""
     assert await read_all(stub, NAME) == content
-    # A roll, which nobody acknowledges, and the next append right after it.
+    # A roll, which no peer acknowledges, and the next append right after it.
     end = len(content)
     await stream.write(proposed(fragment(end), registers(owner="go"), acknowledge=False))
     await stream.write(blob(4, b"lost"))
@@ -439,7 +439,7 @@ async def test_ours_takes_over_where_a_foreign_primary_left(foreign, ours, call,
     await foreign.etcd.put(item_key(foreign.prefix, NAME), spec(replication=1))
     await foreign.promote_ours(ours)
     # It is not the primary any more, whatever it believes. Its write may meet the end of the stream,
-    # and then grpc.aio tells of that in place of the status: so ours is asked for what it ended it with.
+    # and then grpc.aio reports that in place of the status: so ours is asked for what it ended it with.
     with contextlib.suppress(*CALL_ERRORS):
         await stream.write(proposed(fragment(0, b"beforenever committed"), registers(owner="go")))
     await stream.code()
@@ -467,7 +467,7 @@ async def test_ours_leads_once_the_foreign_leader_is_gone(foreign, ours, call, s
         response = await append(call, b".")
         return 1 not in response
 
-    assert not await serves_alone()  # two replicas are asked for, and one broker is there
+    assert not await serves_alone()  # two replicas are asked for, and one broker exists
     await foreign.etcd.put(item_key(foreign.prefix, NAME), spec(replication=1))
     await eventually(serves_alone, timeout_s=DEADLINE_S)
     assert (await read_all(stub, NAME)).startswith(b"kept.")

@@ -195,7 +195,7 @@ async def test_persisted_fragments_are_listed_at_once(cluster, stub):
     await eventually(first_is_stored)
 
 
-async def test_a_foreign_file_is_no_fragment(cluster, stub):
+async def test_foreign_file_is_not_a_fragment(cluster, stub):
     store_fragment(cluster.fragments, JOURNAL, 0, b"content")
     (cluster.fragments / JOURNAL / "README.txt").write_text("not a fragment")
     await cluster.apply(stub, spec(flags=JournalFlag.O_RDONLY))

@@ -1,4 +1,4 @@
-"""HTTP requests that nobody expects at a real broker: it answers, stays quiet, and holds little."""
+"""HTTP requests that no client should send to a real broker: it answers, stays quiet, and holds little."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_readers_that_leave_leave_no_trace(broker, cluster, caplog):
 
 
 # ------------------------------------------------------------------------- foreign pages
-async def test_a_name_that_somebody_else_made_to_lead_here_is_refused(broker):
+async def test_foreign_name_that_leads_here_is_refused(broker):
     raw = f"GET /{JOURNAL} HTTP/1.1\r\nHost: evil.example:8081\r\nConnection: close\r\n\r\n"
     code, said = await answer(broker, raw.encode())
     assert code == 421

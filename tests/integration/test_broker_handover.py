@@ -56,7 +56,7 @@ async def _reads(stub, name, content):
 
 
 async def test_appends_go_on_while_journals_move(cluster):
-    """Each is acknowledged at an offset of its own, and is there afterwards."""
+    """Each is acknowledged at its own offset, and exists afterwards."""
     first = await cluster.start(drain_timeout_s=30.0)
     await cluster.apply(cluster.stub(first), *map(spec, NAMES))
     acknowledged = {name: {} for name in NAMES}

@@ -1,4 +1,4 @@
-"""Requests of our own service that mean harm: they hold up nobody else, and tell nothing."""
+"""Requests of our own service that mean harm: they hold up no other caller, and reveal nothing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_requests_are_held_against_rules_before_they_cost_anything(brokers
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_nothing_is_told_of_the_journals_of_others(brokers, method):
+async def test_nothing_is_revealed_of_the_journals_of_others(brokers, method):
     kind = METHODS[method]
 
     async def told(name, broker, **fields):
@@ -113,7 +113,7 @@ async def test_nothing_is_told_of_the_journals_of_others(brokers, method):
     [b"\xff" * 100, b"\x12\x03\xed\xa0\x80", b"\x12\xff\xff\xff\xff\x0f", b"\x0b" * 10_000, b""],
     ids=["noise", "surrogate", "length", "groups", "empty"],
 )
-async def test_bytes_that_are_no_request_are_refused(brokers, method, raw):
+async def test_bytes_that_are_not_a_request_are_refused(brokers, method, raw):
     for broker in brokers:
         with pytest.raises(aio.AioRpcError) as caught:
             await ask(broker, method, raw)

@@ -84,7 +84,7 @@ async def test_who_leaves_behind_an_odd_path_leaves_no_traceback(
 
 
 def taken_back(calls):
-    """So many calls, each of which its caller gives up at once."""
+    """Make so many calls, and give each up at once."""
     streams = range(1, 2 * calls, 2)
     reset = b"\0\0\x04\x03\0"
     return preface() + b"".join(

@@ -1,4 +1,4 @@
-"""Epoch records in etcd that no broker has written: they cost their own journal, and nobody else's."""
+"""Epoch records in etcd that no broker has written: they cost their own journal, and no other."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ async def test_a_record_that_is_none_keeps_no_other_head_from_being_noted(
 
 
 @pytest.mark.parametrize("value", RECORDS.values(), ids=RECORDS.keys())
-async def test_a_record_that_is_none_is_told_to_whoever_appends(cluster, etcd, value):
-    """And is no fault of the broker."""
+async def test_invalid_record_is_reported_to_whoever_appends(cluster, etcd, value):
+    """And is not a fault of the broker."""
     first = await cluster.start(zone="za")
     await cluster.apply(cluster.stub(first), spec(BAD))
     await spoil(etcd, first, value)
@@ -94,7 +94,7 @@ async def test_a_record_that_is_none_is_told_to_whoever_appends(cluster, etcd, v
 
 
 async def test_holders_are_read_of_the_journals_that_are_asked_for(etcd, etcd_prefix):
-    """Whatever else is there, which may be tens of thousands of records."""
+    """Whatever other records exist, which may be tens of thousands."""
     held = EpochRecord(7, 1, (Holder("t0", ProcessId("zone", "broker")),))
     values = {f"a/{number:04d}": held.encode() for number in range(2 * etcd_records._PAGE_KEYS)}
     wanted = replace(held, is_wanted=True).encode()

@@ -135,7 +135,7 @@ async def test_no_spec_takes_the_folder_of_another_journal(cluster, broker, stub
     code, text = await failure(stub.Apply(upserts(spec(SPY, url))))
     assert code is grpc.StatusCode.UNKNOWN
     assert f"mix with those of journal {PAY}" in text
-    # Nor does one that is there already, nor two of one request.
+    # Nor does one that exists already, nor two of one request.
     assert (await stub.Apply(upserts(spec(SPY, "file:///")))).status == pb.OK
     await failure(stub.Apply(upserts(spec(SPY, url))))
     both = upserts(
@@ -304,7 +304,7 @@ async def health(stub, store, metadata=None, **fields):
     return await stub.FragmentStoreHealth(request, timeout=20, metadata=metadata)
 
 
-async def test_health_is_told_of_stores_within_the_claims(guarded, cluster):
+async def test_health_is_reported_of_stores_within_the_claims(guarded, cluster):
     reader = bearer(Capability.READ, MINE)
     read_all_of = bearer(Capability.READ)
     for metadata in (reader, MINE_ALL, read_all_of):

@@ -193,7 +193,7 @@ async def test_a_journal_that_is_sent_to_the_end_of_offsets_refuses_and_can_be_m
 async def test_a_fragment_whose_end_fails_is_stored_all_the_same(
     cluster, broker, stub, monkeypatch
 ):
-    """Its content is acknowledged, and nobody else may have it."""
+    """Its content is acknowledged, and no other broker may have it."""
     monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.05)
     monkeypatch.setattr(digester, "DISK_RETRY_S", 0.05)
     monkeypatch.setattr(Digester, "complete", failing_first(Digester.complete))

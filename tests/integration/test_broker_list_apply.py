@@ -192,7 +192,7 @@ async def test_la4_a_resumed_watch_waits_for_news(broker, stub, three):
 
 
 async def test_v11_headers_without_a_journal_have_no_route(stub, three):
-    """They say who answers, and as of which revision; and they hold by the rules of headers."""
+    """They say who answers, and at which revision; they follow the rules of headers."""
     _, messages = await listed(stub)
     applied = await apply(stub, (spec(A, foo="1"), three))
     health = await stub.FragmentStoreHealth(
@@ -278,7 +278,7 @@ async def test_a_journal_may_not_be_a_directory_of_another(stub, existing, added
     assert list((await listed(stub))[0]) == [added]
 
 
-async def test_names_that_share_letters_are_no_directories(stub):
+async def test_names_that_share_letters_are_not_directories(stub):
     assert (await apply(stub, (spec("dir/b"), 0), (spec("dir/bc"), 0))).status == pb.OK
 
 

@@ -77,7 +77,7 @@ async def test_calls_are_counted_by_kind_method_and_code(cluster):
         counted("handled_total", "unary", "ListFragments", grpc_code="Unknown"): 1,
     }
     found = {}
-    # The end of a call is counted once its caller has been told.
+    # The end of a call is counted once its caller has the answer.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patient(10)):
             while found != expected:
@@ -109,7 +109,7 @@ async def test_stores_are_counted(cluster):
     assert found[key("gazette_store_health_check_total", **store, status="ok")] == 1
 
 
-async def test_the_head_of_a_journal_that_is_gone_is_told_no_more(cluster):
+async def test_head_of_a_journal_that_is_gone_is_not_reported(cluster):
     broker = await cluster.start()
     stub = cluster.stub(broker)
     await cluster.apply(stub, SPEC)

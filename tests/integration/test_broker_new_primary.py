@@ -1,4 +1,4 @@
-"""A broker that becomes primary with nothing of what its replicas have: what it tells readers."""
+"""A broker that becomes primary with nothing of what its replicas have: what it reports to readers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def listed(stub, request):
     return await stub.ListFragments(request)
 
 
-async def test_a_new_primary_tells_no_end_before_it_has_heard_from_its_replicas(
+async def test_new_primary_reports_no_end_before_it_has_heard_from_its_replicas(
     cluster, etcd, etcd_prefix, tasks, monkeypatch
 ):
     """It ended a read at what the store had, before content that its replica had acknowledged."""
@@ -78,10 +78,10 @@ async def test_a_new_primary_tells_no_end_before_it_has_heard_from_its_replicas(
         assert "that is not stored yet" in await call
 
 
-async def test_a_new_primary_that_is_about_to_hear_from_its_replicas_tells_no_older_head(
+async def test_new_primary_that_syncs_with_its_replicas_reports_no_older_head(
     cluster, etcd, etcd_prefix, tasks, monkeypatch
 ):
-    """Beside content it told the end of what is stored, which others had told to lie further on."""
+    """Beside content it reported the end of what is stored, and others had reported a later one."""
     monkeypatch.setattr(routing, "_SYNC_WAIT_S", 20.0)
     store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
     third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, offset=7)
@@ -94,10 +94,10 @@ async def test_a_new_primary_that_is_about_to_hear_from_its_replicas_tells_no_ol
     assert (found.fragment.end, found.write_head) == (7, 19)
 
 
-async def test_a_read_of_before_the_first_listing_gets_what_that_shows(
+async def test_read_from_before_the_first_listing_gets_what_it_shows(
     cluster, etcd, etcd_prefix, tasks, monkeypatch
 ):
-    """It waited for all else that is not known, too, and was refused beside content that was there."""
+    """It waited for all else that is not known, too, and was refused although content existed."""
     monkeypatch.setattr(routing, "_SYNC_WAIT_S", 20.0)
     store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
     is_listed, refresh = asyncio.Event(), Replica._refresh
@@ -120,10 +120,10 @@ async def test_a_read_of_before_the_first_listing_gets_what_that_shows(
     assert (found.fragment.end, found.write_head) == (7, 19)
 
 
-async def test_a_new_replica_of_a_journal_without_primary_tells_no_end(
+async def test_new_replica_of_a_journal_without_primary_reports_no_end(
     cluster, etcd, etcd_prefix, tasks, monkeypatch
 ):
-    """The primary crashed as it was assigned: nobody synced it, and it told the end of the store."""
+    """The primary crashed as it was assigned: no broker synced it, and it reported the end of the store."""
     third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, slot=2)
     stub = cluster.stub(third)
     calls = [

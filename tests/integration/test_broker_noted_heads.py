@@ -101,7 +101,7 @@ async def test_who_lost_the_journal_while_it_left_notes_nothing(cluster, etcd, c
         gone = await etcd.txn([], [Delete(own.key)])
         if not is_back:
             return gone
-        # As allocators assign: the primary has not told yet that all are in step.
+        # As allocators assign: the primary has not reported yet that all are in step.
         return await etcd.txn([], [Put(own.key, b"", lease=own.lease)])
 
     await drain_while(first, move)
@@ -113,7 +113,7 @@ async def test_who_lost_the_journal_while_it_left_notes_nothing(cluster, etcd, c
 async def test_all_that_leave_at_once_note_the_heads_of_what_they_hand_to_one_another(
     cluster, etcd
 ):
-    """The last one left at once, and others handed over to it: nobody noted where those end."""
+    """The last one left at once, and others handed over to it: no broker noted where those end."""
     brokers = [await cluster.start(zone=zone, drain_timeout_s=30.0) for zone in (*ZONES, *ZONES)]
     names = [f"a/journal-{number:02d}" for number in range(24)]
     stub = cluster.stub(brokers[0])
@@ -393,7 +393,7 @@ async def test_nothing_is_noted_for_a_journal_that_was_made_again(cluster, etcd,
 async def test_nothing_is_noted_by_a_broker_whose_mirror_is_late(
     cluster, etcd, etcd_prefix, monkeypatch, moved, write
 ):
-    """It would undo what others stored meanwhile, or tell the head from before their appends."""
+    """It would undo what others stored meanwhile, or report the head from before their appends."""
     broker = await cluster.start()
     context = broker._context
     stub = cluster.stub(broker)

@@ -1,4 +1,4 @@
-"""A broker on a key space that holds what nobody ever wrote in earnest."""
+"""A broker on a key space with values that no program writes on purpose."""
 
 from __future__ import annotations
 

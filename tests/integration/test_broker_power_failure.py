@@ -36,7 +36,7 @@ async def crash(broker):
     await broker.abandon()
 
 
-async def test_operator_has_a_journal_go_on_after_all_brokers_lost_power(
+async def test_operator_lets_a_journal_go_on_after_all_brokers_lost_power(
     cluster, tmp_path, monkeypatch
 ):
     boot = tmp_path / "boot"

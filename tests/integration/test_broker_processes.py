@@ -37,7 +37,7 @@ HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def side_by_side() -> int:
-    """The first of two free ports, both of which are chosen for this test."""
+    """The first of two free ports that are chosen for this test."""
     for _ in range(100):
         first = choose_ports(["grpc"])["grpc"]
         if is_free(first + 1):
@@ -211,7 +211,7 @@ async def test_replicas_are_on_two_hosts_and_one_may_leave(tmp_path, etcd_server
                 assert await content_of(client, name) == b"one two "
             for found in await client.list():
                 assert len(found.route.members) == 2, found.name
-        # And these wait for nobody, though each journal wants two replicas.
+        # And these wait for no other, though each journal wants two replicas.
         assert await asyncio.to_thread(hosts[0].stop, timeout_s=60.0) == 0
 
 
@@ -235,7 +235,7 @@ def test_processes_leave_when_their_supervisor_is_killed(brokers):
     for pid in members:
         _wait_ended(pid)
     log = brokers.log_of_run()
-    assert log.count("the supervisor is gone") <= 2  # nobody may be there to write it down
+    assert log.count("the supervisor is gone") <= 2  # no process may be left to write it down
 
 
 def _wait_ended(pid: int) -> None:

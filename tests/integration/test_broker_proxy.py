@@ -116,7 +116,7 @@ async def test_e8_b4_a_forwarded_read_ends_cleanly_with_its_broker(other, primar
     draining = asyncio.ensure_future(other.drain())  # noqa: TID251  awaited below
     assert [response async for response in responses] == []
     await draining
-    assert time.monotonic() - began < 5, "hung reads hold nobody up"
+    assert time.monotonic() - began < 5, "hung reads hold no other call up"
 
 
 async def test_e8_a_forwarded_read_ends_cleanly_with_its_replica(primary, stub):
@@ -237,7 +237,7 @@ async def test_what_a_client_applied_is_known_to_whoever_answers_it(cluster, pri
 async def test_a_replica_that_has_not_listed_its_store_asks_the_primary(
     cluster, primary, monkeypatch
 ):
-    """Gazette's answers OFFSET_NOT_YET_AVAILABLE for what is there."""
+    """Gazette's answers OFFSET_NOT_YET_AVAILABLE for content that exists."""
     stub = cluster.stub(primary)
     await append(stub, JOURNAL, b"before the second replica ")
     joining = await cluster.start(zone="another")

@@ -177,7 +177,7 @@ async def test_many_readers_and_a_writer(cluster, stub):
 # ----------------------------------------------------------------------------------- remote content
 @pytest.fixture
 async def remote(cluster, stub):
-    """A journal of which the store holds [95, 120), SNAPPY, and brokers nothing."""
+    """A journal with [95, 120) in the store, SNAPPY, and nothing at brokers."""
     store_fragment(
         cluster.fragments, JOURNAL, 95, b"remote fragment content!!", codec=CompressionCodec.SNAPPY
     )
@@ -280,7 +280,7 @@ async def test_reads_do_not_wait_for_ever(cluster, monkeypatch):
     request.changes.add().upsert.CopyFrom(spec().to_pb())
     await stub.Apply(request)
     await eventually(lambda: JOURNAL in broker._resolver.replicas)
-    # Nor are they told a head that nobody knows yet.
+    # Nor do they get a head that no broker knows yet.
     with pytest.raises(grpc.aio.AioRpcError, match=r"its stores are not listed yet .*; ask again"):
         await collect(read(stub, JOURNAL))
 
@@ -449,7 +449,7 @@ async def _drain_within(broker, timeout_s):
     return await broker.drain()
 
 
-async def test_a_replica_that_closes_tells_no_end_to_who_waits_for_what_is_missing(
+async def test_replica_that_closes_reports_no_end_to_who_waits_for_what_is_missing(
     cluster, broker, stub, monkeypatch
 ):
     """Another broker has what is missing, and what follows it."""
@@ -511,7 +511,7 @@ async def test_the_head_can_be_reset_right_after_a_start(cluster, broker, stub, 
 
 
 # ------------------------------------------------------------------------------ readers that stop
-async def test_a_reader_that_takes_nothing_is_told_to_come_back(cluster, broker, stub, monkeypatch):
+async def test_reader_that_takes_nothing_is_asked_to_come_back(cluster, broker, stub, monkeypatch):
     limit_stalls(monkeypatch, broker, 0.5)
     await cluster.apply(stub, spec(JOURNAL))
     content = bytes(1 << 20)
@@ -538,7 +538,7 @@ async def test_a_reader_that_takes_nothing_is_told_to_come_back(cluster, broker,
 
 
 @pytest.mark.parametrize("codec", [CompressionCodec.NONE, CompressionCodec.GZIP])
-async def test_a_reader_that_goes_away_is_no_fault_of_what_it_reads(cluster, broker, stub, codec):
+async def test_reader_that_goes_away_is_not_a_fault_of_what_it_reads(cluster, broker, stub, codec):
     """Be that a store, or a file of ours: it gives back all that it held, and hears of itself alone."""
     await cluster.apply(stub, spec(codec=codec, length=1024))
     persisted = os.urandom(1024)

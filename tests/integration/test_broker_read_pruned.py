@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 HOUR_NS = 3600 * 10**9
 
 
-async def test_a_read_goes_on_behind_what_was_removed_before_the_next_listing(cluster):
+async def test_read_continues_after_what_was_removed_before_the_next_listing(cluster):
     """It failed until then: for the refresh interval of the journal, a minute or an hour."""
     broker = await cluster.start()
     stub = cluster.stub(broker)
@@ -63,8 +63,8 @@ async def test_what_was_stored_before_a_broker_took_over_may_be_pruned_at_once(c
         assert spans(one.spec for one in found.fragments) == [(15, 19)]
 
 
-async def test_a_replica_that_goes_on_behind_what_was_pruned_tells_the_end(cluster):
-    """It gave all content, as its primary had told it what is gone, and then refused to tell the end."""
+async def test_replica_that_continues_after_what_was_pruned_reports_the_end(cluster):
+    """It gave all content, as its primary had reported what is gone, and then refused to report the end."""
     first = await cluster.start(zone="zone-a")
     stub = cluster.stub(first)
     await cluster.apply(stub, spec())

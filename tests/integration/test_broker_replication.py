@@ -307,7 +307,7 @@ async def test_fs9_fs14_suspended_journals_keep_one_replica_and_come_back(cluste
 
 
 # ------------------------------------------------------------------------------ assignments
-async def test_r2_the_primary_tells_its_route_in_all_assignments(cluster):
+async def test_r2_primary_puts_its_route_into_all_assignments(cluster):
     await cluster.apply(spec())
     state, route = cluster.state, cluster.route()
     values = {a.key: (a.value, a.mod_revision) for a in state.assignments_of(NAME)}
@@ -317,11 +317,11 @@ async def test_r2_the_primary_tells_its_route_in_all_assignments(cluster):
     primary = cluster.replica(route.primary_id)
     await primary.claim(primary.replicator.holders, end=1, is_reset=False)
     again = {a.key: (a.value, a.mod_revision) for a in state.assignments_of(NAME)}
-    assert again == values, "what is told is not told again"
+    assert again == values, "what is reported is not reported again"
 
 
 @pytest.mark.parametrize("changed", ["both", "the one in step"])
-async def test_r2_a_stale_view_tells_nothing(cluster, monkeypatch, changed):
+async def test_r2_stale_view_reports_nothing(cluster, monkeypatch, changed):
     await cluster.apply(spec())
     route = cluster.route()
     context = cluster.brokers[route.primary_id]._context
@@ -365,7 +365,7 @@ async def test_r1_e6_a_replica_whose_assignment_is_removed_gives_nothing_away(cl
     await eventually(lambda: replica.index.is_closed)
     assert replica.is_closed
     assert [response async for response in blocked] == [], "a clean end"
-    assert replica.spool.lock.locked(), "nobody writes to it any more"
+    assert replica.spool.lock.locked(), "no client writes to it any more"
     await cluster.until_consistent(NAME, 3)
     assert span(await cluster.append(b" more")) == (Status.OK, 7, 12)
 
@@ -517,7 +517,7 @@ async def test_a_stream_ends_with_the_assignment_of_its_replica(cluster, target)
 
 
 async def test_a_newer_stream_of_the_primary_ends_an_older_one(cluster, target):
-    """As when it was cut off in between: nobody tells us that the older one leads nowhere."""
+    """As when it was cut off in between: no event says that the older one leads nowhere."""
     older = cluster.stubs[target].Replicate(timeout=20)
     await older.write(request(cluster, target, fragment(0)))
     assert (await older.read()).status == pb.OK
@@ -553,7 +553,7 @@ async def test_rp8_waiting_for_the_spool_ends_with_the_route(cluster, target, mo
     assert await second.read() == grpc.aio.EOF
 
 
-async def test_who_waited_for_the_spool_is_told_of_a_route_that_changed(
+async def test_caller_that_waited_for_the_spool_learns_of_a_changed_route(
     cluster, target, monkeypatch
 ):
     """Its sender is primary still, and goes on to acknowledge without a replica that has joined."""
@@ -630,7 +630,7 @@ async def test_rp7_replicating_needs_the_capability_and_the_journal(
             ((), "missing or empty Authorization token"),
             (bearer(Capability.READ), "authorization is missing required REPLICATE capability"),
         ):
-            # It is refused before it is read. A write that meets that would be told of in its place.
+            # It is refused before it is read. A write that meets that would be reported in its place.
             call = stub.Replicate(metadata=given, timeout=10)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()

@@ -139,7 +139,7 @@ async def test_fence_taken_after_suspension_without_answer_is_not_lost(cluster, 
             await client.append(JOURNAL, b"x", check_registers=LabelSelector(include=HELD))
 
 
-async def test_old_listing_lets_nobody_go_on_without_holder(cluster):
+async def test_old_listing_lets_no_broker_go_on_without_holder(cluster):
     """It says where the journal went on after a restart; more was acknowledged since."""
     brokers = await restarted(cluster, 1)
     async with client_of(brokers[0]) as client:

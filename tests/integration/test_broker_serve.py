@@ -210,7 +210,7 @@ async def test_rs9_a_broker_that_etcd_does_not_know_says_so(cluster, broker, stu
     assert found.header.process_id == ("local", "broker-0")
 
 
-async def test_others_are_told_the_address_that_a_broker_advertises(cluster):
+async def test_others_get_the_address_that_a_broker_advertises(cluster):
     """And go there: here it is a proxy, which counts."""
     async with FaultProxy("127.0.0.1", 1) as proxy:
         behind = await cluster.start(advertise=proxy.address)

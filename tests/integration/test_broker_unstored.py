@@ -27,7 +27,7 @@ from gazette_platform.testing.waiting import eventually, patient, stays
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 
-@pytest.mark.parametrize("ask_timeout_s", [10.0, 0.02], ids=["patient", "asked anew"])
+@pytest.mark.parametrize("ask_timeout_s", [10.0, 0.02], ids=["patient", "asked again"])
 async def test_a_flush_waits_for_a_broker_that_had_the_journal_before(
     cluster, tasks, monkeypatch, ask_timeout_s
 ):
@@ -69,7 +69,7 @@ async def test_a_flush_has_replicas_store_what_a_crashed_primary_had(cluster):
     assert stored(cluster) == b"before that"
 
 
-async def test_a_replica_tells_a_flush_of_fragments_that_it_is_closing(cluster, monkeypatch):
+async def test_flush_hears_from_a_replica_of_fragments_that_it_is_closing(cluster, monkeypatch):
     """They are in no queue of its persister yet, for as long as its disk takes."""
     brokers = [await cluster.start(zone=zone) for zone in ZONES[:2]]
     await cluster.apply(cluster.stub(brokers[0]), spec(2))
@@ -202,7 +202,7 @@ async def test_a_replica_leaves_it_to_its_primary_whether_content_is_gone(cluste
 
 
 async def two_with_pruned_beginning(cluster):
-    """A journal of which the first fragment begins at 100. Returns: its primary, and the other."""
+    """A journal whose first fragment begins at 100. Returns: its primary, and the other."""
     brokers = [await cluster.start(zone=zone, append_wait_s=1.0) for zone in ZONES[:2]]
     store_fragment(cluster.fragments, JOURNAL, 100, b"x" * 50)
     request = pb.ApplyRequest()
@@ -378,10 +378,10 @@ async def test_no_read_jumps_for_some_minutes_over_what_a_broker_had_that_crashe
     assert await read_all(stub, JOURNAL) == b"before that"
 
 
-async def test_a_lone_broker_tells_no_end_before_etcd_says_who_holds_the_journal(
+async def test_lone_broker_reports_no_end_before_etcd_says_who_holds_the_journal(
     cluster, monkeypatch
 ):
-    """It has nobody to hear from, but a broker that is away may hold more."""
+    """It has no peer to hear from, but a broker that is away may hold more."""
     pulse, may_pulse = Pulses._append, asyncio.Event()
 
     async def wait(self, suspend):
@@ -406,7 +406,7 @@ async def test_a_lone_broker_tells_no_end_before_etcd_says_who_holds_the_journal
 
 
 async def test_a_journal_comes_in_step_though_the_stores_of_others_are_broken(cluster, monkeypatch):
-    """Their pulses wait until they are listed, and hold up nobody's meanwhile."""
+    """Their pulses wait until they are listed, and hold up no other meanwhile."""
     monkeypatch.setattr(broker_context, "_PULSES_MAX", 1)
     brokers = [await cluster.start(zone=zone, append_wait_s=5.0) for zone in ZONES[:2]]
     (cluster.fragments / "broken").write_text("in the way of a folder")

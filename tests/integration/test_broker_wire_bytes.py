@@ -266,7 +266,7 @@ async def test_a_message_beyond_the_limit_is_refused(wire, journal):
         await call.write(blob(4, bytes((4 << 20) - 4)))
         await call.write(b"")
         await call.done_writing()
-    # grpc.aio tells of its own write that failed, if it learns of that before the broker's status.
+    # grpc.aio reports its own write that failed, if it learns of that before the broker's status.
     own = (grpc.StatusCode.INTERNAL, "Internal error from Core")
     refused = (
         grpc.StatusCode.RESOURCE_EXHAUSTED,

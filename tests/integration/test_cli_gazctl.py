@@ -294,7 +294,7 @@ def test_apply_refuses_head_of_an_old_listing(gazctl, journals, root):
 
 
 def test_reset_head_without_terminal_needs_a_yes(gazctl, journals, root):
-    """The journal was lost with etcd's data. Which brokers held it, nobody knows."""
+    """The journal was lost with etcd's data. Which brokers held it is unknown."""
     name = f"{root}/one"
     append(gazctl, f"name={name}", b"x" * 50)
     assert gazctl("flush", "-l", f"name={name}").code == 0

@@ -152,7 +152,7 @@ def test_delete_takes_what_no_store_can_take_only_by_force(gazctl, root):
     assert forced.err.endswith(f"{name}: deleted\n")
 
 
-def test_apply_compares_with_what_is_there(gazctl, root):
+def test_apply_compares_with_existing_specs(gazctl, root):
     name = f"{root}/events"
     printed = gazctl("create", name, "--store", "file:///", "--print").out
     Path("one.yaml").write_bytes(printed)

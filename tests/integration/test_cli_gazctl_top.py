@@ -63,7 +63,7 @@ def root(gazctl, names, tmp_path):
     return names.prefix
 
 
-def test_describe_tells_head_stored_and_unpersisted_bytes(gazctl, client, root):
+def test_describe_shows_head_stored_and_unpersisted_bytes(gazctl, client, root):
     head = client.append(f"{root}/one", b"x" * 1000).end
     code, out, err = gazctl("describe", f"{root}/one", "-o", "json")
     assert code == 0, err

@@ -76,8 +76,8 @@ async def test_what_is_stored_is_read_and_nothing_else(client, shared, name):
         read_store("ftp://bucket/", name)
 
 
-async def test_a_name_of_which_nothing_is_stored_is_reported(shared, caplog):
-    """It is empty, as a journal may be; or misspelt, and nobody would know."""
+async def test_name_without_anything_stored_is_reported(shared, caplog):
+    """It is empty, as a journal may be; or misspelt, which would go unnoticed."""
     async with read_store(url_of(shared), "no/such") as reader:
         assert await reader.read() == b""
     assert f"no/such has no fragments in {url_of(shared)} (look at its name" in caplog.text

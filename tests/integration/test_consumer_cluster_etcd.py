@@ -22,7 +22,7 @@ SHARD = "app/shard-000"
 
 
 class Process:
-    """A consumer process whose replicas recover at once, unless they are told to wait."""
+    """A consumer process whose replicas recover at once, unless a test lets them wait."""
 
     def __init__(self, endpoint: str, prefix: str, suffix: str) -> None:
         self.client = EtcdClient([endpoint])
@@ -96,7 +96,7 @@ async def apply(etcd, prefix, **changes) -> None:
 
 async def test_hot_standby_takes_over_and_another_one_comes(etcd, etcd_prefix, join):
     one, two = await join("process-1"), await join("process-2")
-    await apply(etcd, etcd_prefix, hot_standbys=9)  # of which processes allow one
+    await apply(etcd, etcd_prefix, hot_standbys=9)  # and processes allow one
     async with asyncio.timeout(patient(10)):
         while {s.code.name for s in two.state.statuses_of(SHARD)} != {"STANDBY", "PRIMARY"}:
             await two.space.wait_for_revision(two.space.revision + 1)

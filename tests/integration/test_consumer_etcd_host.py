@@ -79,7 +79,7 @@ async def test_failure_of_a_former_replica_is_replaced(group, ours):
     assert assignment(ours).status == another
 
 
-async def test_status_is_tried_again_when_somebody_else_wrote(group, ours, monkeypatch):
+async def test_status_is_retried_when_another_process_wrote(group, ours, monkeypatch):
     replica = await host(group, ours)
     await ours.tasks.close()  # our view stands still
     await group.etcd.put(assignment(ours).key, encode_replica_status(STANDBY))
@@ -115,7 +115,7 @@ async def test_nothing_is_reported_under_an_assignment_that_is_gone(group, ours)
     ):
         with pytest.raises(ShardStopped, match=f"{SHARD}: SHARD_STOPPED: its assignment is gone"):
             await call
-    await group.assign(SHARD, ours)  # another one, of which it is not told
+    await group.assign(SHARD, ours)  # another one, which it does not learn of
     with pytest.raises(ShardStopped):
         await replica.set_status(PRIMARY)
     assert assignment(ours).status == IDLE
@@ -143,7 +143,7 @@ async def test_assignment_that_went_before_we_know_of_it_is_found_out(group, our
 
 async def test_nothing_is_confirmed_once_our_lease_has_ended_by_our_own_clock(group, ours):
     await group.assign(SHARD, ours)
-    lease = await group.etcd.grant_lease(2)  # and nobody renews it
+    lease = await group.etcd.grant_lease(2)  # and no process renews it
     replica = EtcdShardHost(ours.api, assignment(ours), lease=lease)
     await replica.confirm()
     await eventually(lambda: lease.remaining_s <= 0)

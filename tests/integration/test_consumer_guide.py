@@ -120,7 +120,7 @@ async def test_messages_are_rejected_in_the_transaction_and_tables_change_with_t
         assert await rows(consumers) == expected
 
 
-async def test_a_source_goes_on_behind_a_line_that_is_no_message_by_its_min_offset(
+async def test_source_continues_after_an_invalid_line_by_its_min_offset(
     local_consumers,
 ):
     consumers, client = local_consumers, local_consumers.client

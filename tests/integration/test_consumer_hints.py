@@ -90,7 +90,7 @@ async def test_ch1_touch_of_the_status_does_not_break_guards(etcd, spec, keys):
     assert await fetch_hints(etcd, spec) == StoredHints(hints(1), (hints(2), None))
 
 
-async def test_writer_whose_assignment_is_another_one_is_told_and_writes_nothing(etcd, spec, keys):
+async def test_writer_with_another_assignment_gets_false_and_writes_nothing(etcd, spec, keys):
     before = await keys()
     await etcd.delete(before.key)
     await etcd.put(before.key, encode_replica_status(PRIMARY))  # the same key, created again

@@ -234,7 +234,7 @@ async def test_no_documents_of_go_are_read(owner):
     assert owner.store.state == {"a": 1}
 
 
-async def test_state_that_is_no_json_is_refused(owner):
+async def test_state_that_is_not_json_is_refused(owner):
     for state, kind in ((object(), None), ({"a"}, dict), ({"a": "\ud800"}, None)):
         with pytest.raises(ValidationError, match=r"state: .* is not JSON"):
             JSONFileStore(owner.recorder, state, kind=kind)

@@ -10,7 +10,7 @@ from rocksdict import Options, Rdict
 from gazette_platform.client import AppendOptions, Change
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player, Recorder
-from gazette_platform.consumer.store.json_file import JSONFileStore
+from gazette_platform.consumer.store.objects import JSONFileStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore
 from gazette_platform.errors import (
@@ -199,7 +199,7 @@ async def test_who_is_fenced_commits_nothing(kind, client, tmp_path):
 async def test_read_sees_what_is_committed_alone(kind, client, tmp_path):
     state, _, _ = await taken_over(kind, client, tmp_path / "one", 1)
     async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as tasks:
-        assert await state.read() == {}  # the schema is there, though nothing was committed
+        assert await state.read() == {}  # the schema exists, though nothing was committed
         state.set({"a": 1})
         before = tasks.create_task(state.read())
         await turns(5)
@@ -387,7 +387,7 @@ async def test_gb3_hints_choose_the_branch_of_one_of_two_writers(kind, client, t
         assert author in {each.author for each in hints.segments()}
         found = await seen_now(kind, client, tmp_path / f"branch-{author}", hints)
         assert found == (expected, checkpoint)
-    # Nobody tells which one it is of a log without hints: the one that was first in it.
+    # Of a log without hints nothing says which one it is: the one that was first in it.
     assert await seen_now(kind, client, tmp_path / "none") == branches[1][1:]
     await first.store.destroy()
     await second.store.destroy()

@@ -12,7 +12,7 @@ from shard_group import FAILED, IDLE, PRIMARY, STANDBY, ShardGroup, shard
 
 from gazette_platform.consumer.protocol import ShardChange, ShardSource, ShardStatus
 from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
-from gazette_platform.consumer.service.rpcs import ShardGateway
+from gazette_platform.consumer.service.shard_api import ShardGateway
 from gazette_platform.consumer.shard.assignments import MISSING_ID
 from gazette_platform.errors import (
     CallFailed,
@@ -34,7 +34,7 @@ from gazette_platform.serving.interface import Code, RpcFailed
 pytestmark = pytest.mark.etcd
 
 SHARD = "shard-000"
-KEYS = base64.b64encode(b"a key that nobody can guess").decode()
+KEYS = base64.b64encode(b"a key that no one can guess").decode()
 TEAM = {"team": "search"}
 
 
@@ -125,7 +125,7 @@ async def test_cr2_wait_has_an_end_and_a_cancelled_wait_lets_the_replica_go(grou
     assert replica.users == 0
 
 
-async def test_cr3_failed_shard_serves_its_store_but_nobody_who_waits(group, ours):
+async def test_cr3_failed_shard_serves_its_store_without_waiting(group, ours):
     replica = await group.serve(shard(SHARD, sources=source("a/source")), ours)
     replica.now(has_ended=True)
     (await ours.resolver.resolve(SHARD)).done()
@@ -148,7 +148,7 @@ async def test_cr5_source_index_follows_edits_of_specs(group, ours):
 # -------------------------------------------------------------------------------------- Stat
 
 
-async def test_ca1_stat_tells_progress_here_and_through_another_process(group, ours):
+async def test_ca1_stat_returns_progress_here_and_through_another_process(group, ours):
     theirs = await group.start("theirs")
     replica = await group.serve(shard(SHARD, sources=source("a/source")), theirs)
     replica.now(read_through={"a/source": 7}, publish_at={"out/put": 9})
@@ -214,7 +214,7 @@ async def test_processes_sign_calls_to_each_other(group):
 # -------------------------------------------------------------------------------------- List
 
 
-async def test_ca2_list_selects_by_labels_and_id_and_tells_revisions_and_statuses(group, ours):
+async def test_ca2_list_selects_by_labels_and_id_with_revisions_and_statuses(group, ours):
     first = await group.put_shard(shard("shard-aaa", labels=TEAM))
     second = await group.put_shard(shard("shard-bbb", labels={"team": "other"}))
     await group.put_shard(shard("shard-bbb", labels={"team": "other"}, hot_standbys=1))
@@ -273,7 +273,7 @@ async def test_ca3_apply_creates_with_hints_updates_and_deletes(group, ours):
     with pytest.raises(EtcdTransactionFailed, match=SHARD):
         await client.apply([ShardChange(spec, revision=revision - 1)])
     with pytest.raises(EtcdTransactionFailed, match=SHARD):
-        await client.apply([ShardChange(spec)])  # it is there already
+        await client.apply([ShardChange(spec)])  # it exists already
     await client.apply([ShardChange(spec, revision=-1)])
     (found,) = await client.list()
     assert found.spec == spec

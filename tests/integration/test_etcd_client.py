@@ -139,7 +139,7 @@ async def test_compacted_revisions_have_their_own_error(etcd, etcd_prefix):
 
 
 async def test_lost_lease_says_what_blocked_the_loop(etcd):
-    """A callback that took long was told as a process that was paused."""
+    """A callback that took long was reported as a process that was paused."""
     for why, said in (("", "the process was paused"), ("consume at a.py:3 blocked", "consume at")):
         lease = await etcd.grant_lease(1)
         lease.why_late = lambda why=why: why
@@ -215,7 +215,7 @@ def test_no_endpoint_is_refused():
 
 
 async def test_large_answers_are_let_go(etcd, etcd_prefix):
-    """Calls of gRPC are cycles, of which too few are made for the collector to come by."""
+    """Calls of gRPC are cycles, too few of them for the collector to run."""
     for number in range(4):
         await etcd.txn([], [Put(f"{etcd_prefix}/large-{number}", bytes(1 << 20))])
 

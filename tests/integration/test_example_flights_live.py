@@ -129,7 +129,7 @@ async def test_a_flight_is_joined_with_its_plane_and_its_flights_before(world):
     expected = [Enriched(**asdict(flown) | {"UUID": ""} | more) for flown, more in expected]
     assert sorted(await world.lines(), key=key) == sorted(expected, key=key)
 
-    # What is told of a plane later holds for what is flown later.
+    # What is said of a plane later holds for what is flown later.
     await world.play(Plane(tailnum="N3", year=2010, manufacturer="CESSNA"))
     await world.play(flight("N3", origin="EWR"))
     last = [each for each in await world.lines() if each.tailnum == "N3"][-1]

@@ -72,7 +72,7 @@ async def world(local_brokers, etcd_server, etcd_prefix, tmp_path):
 
 
 async def two_processes(world, first=None, second=None):
-    """Two processes, of which each has some shards, with settings of their own."""
+    """Two processes with some shards each, and their own settings."""
     await world.client.apply(parse_journal_tree((FOLDER / "journals.yaml").read_text()))
     await world.consumers.start(WordCount(2), **(first or {}))
     await world.consumers.start(WordCount(2), **(second or {}))
@@ -85,7 +85,7 @@ async def two_processes(world, first=None, second=None):
     return world.consumers.processes
 
 
-async def test_n_grams_are_counted_and_told_by_any_process(world):
+async def test_any_process_returns_counts_of_n_grams(world):
     first, second = await two_processes(world)
     await world.publish(first, TEXT)
     for process in (first, second):
@@ -144,7 +144,7 @@ async def test_counts_survive_a_process(world):
     assert await world.query(second, "wood", SHARDS[1]) == [("wood END", 2), ("wood would", 2)]
 
 
-async def test_queries_that_nobody_can_answer_are_refused(world):
+async def test_queries_without_an_answer_are_refused(world):
     (process, _) = await two_processes(world)
     code, text = await world.refused(process, "wood", "shard-009")
     assert (code, text) == ("NOT_FOUND", "shard shard-009: SHARD_NOT_FOUND")

@@ -377,7 +377,7 @@ async def test_g1_prune_keeps_what_any_hints_need_and_removes_the_rest(
     assert [path.name for path in target.iterdir()] == ["three"]
 
 
-async def test_prune_leaves_logs_alone_of_which_it_does_not_know_enough(
+async def test_prune_leaves_logs_alone_that_it_does_not_know_enough_of(
     group, gazctl, journals, client, broker, tmp_path
 ):
     directory = tmp_path / "of-shard"

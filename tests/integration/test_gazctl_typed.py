@@ -139,7 +139,7 @@ def test_tables_are_brought_up_to_date(lake, root, apply, append, rows):
     assert yaml.safe_load(lake("run", "-o", "yaml").out)[0]["run"] is None
 
 
-def test_a_query_sees_what_no_run_has_read_and_tells_of_it(lake, gazctl, root, apply, append):
+def test_query_sees_what_no_run_has_read_and_says_so(lake, gazctl, root, apply, append):
     apply()
     append(f"{root}/part=one", message(1))
     assert lake("run", "--engine", "local").code == 0
@@ -207,7 +207,7 @@ def test_mistakes_are_reported(lake, apply, args, why, tmp_path):
     assert re.search(why, done.err), done.err
 
 
-def test_journal_made_again_is_read_once_told_to(lake, shared, root, apply, append, rows):
+def test_journal_made_again_is_read_once_confirmed(lake, shared, root, apply, append, rows):
     apply()
     one = f"{root}/part=one"
     append(one, message(1), message(2))
@@ -257,7 +257,7 @@ def test_rollback_is_shown_and_accepted(lake, gazctl, shared, rolled_back, rows)
         "`gazctl lake run typed.orders --accept-rollback` shows what would be read again"
         in refused.err
     )
-    # Without a terminal nobody can be asked.
+    # Without a terminal no one can be asked.
     shown = lake("run", "typed.orders", "--accept-rollback")
     assert shown.code == 1
     assert (
@@ -506,7 +506,7 @@ def test_typed_tables_are_checked_for_what_is_lost_or_there_twice(
     assert (good.code, good.out) == (0, b""), good.err
     assert "1 table(s): 0 error(s), 0 warning(s)" in good.err
 
-    # As many rows as there should be, and the wrong ones: only reading tells.
+    # As many rows as there should be, and the wrong ones: only reading shows it.
     table = SqlCatalog("lakehouse", uri=f"sqlite:///{tmp_path}/catalog.db").load_table(
         "typed.orders"
     )

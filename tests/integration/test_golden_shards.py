@@ -64,7 +64,7 @@ def needed(kind):
 async def test_a_golden_log_gives_its_files_its_state_and_its_checkpoint(
     kind, pruned, local_brokers, tmp_path
 ):
-    """By each of its hints; and by none, from its begin, if that is there."""
+    """By each of its hints; and by none, from its begin, if that exists."""
     golden = json.loads((DATA / kind.name / "golden.json").read_text())
     checkpoint = (DATA / kind.name / "checkpoint").read_bytes()
     names = [each.name for each in (DATA / kind.name / "fragments").iterdir()]
@@ -76,7 +76,7 @@ async def test_a_golden_log_gives_its_files_its_state_and_its_checkpoint(
         shutil.copyfile(DATA / kind.name / "fragments" / name, fragments / LOG / name)
     async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
         await client.apply([Change(journal(LOG, CONTENT_TYPE, kind.codec))])
-        # Brokers that had more of it may be somewhere: they are told that nobody does.
+        # Brokers that had more of it may be somewhere: the reset says that none does.
         assert (await client.append(LOG, b"", offset=golden["end"])).end == golden["end"]
         for number, hints in enumerate([*hints_of(kind), *([] if pruned else [FsmHints(LOG)])]):
             player = Player(client, hints, tmp_path / f"{number}")

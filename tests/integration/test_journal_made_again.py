@@ -90,7 +90,7 @@ class TestTypedTables:
 
     @pytest.fixture
     def of_former_release(self, shop, monkeypatch):
-        """A table of which the state does not say which journal its offset belongs to."""
+        """A table whose state does not say which journal its offset belongs to."""
         shop.append(0, *self.records(range(100), 1))
         unnoted = JournalSnapshot.__init__
         with monkeypatch.context() as patched:

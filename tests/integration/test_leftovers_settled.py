@@ -1,4 +1,4 @@
-"""What becomes of tenures that nobody goes on with: by what etcd says of them, and the store takes.
+"""What becomes of tenures without an owner: it depends on what etcd says of them, and what the store takes.
 
 Long because all of it is shown at one bench, which has a store that may be away.
 """
@@ -65,7 +65,7 @@ async def bench(tmp_path, etcd, etcd_prefix, tasks, monkeypatch):
 
 # ------------------------------------------------------------------------------- of a holder
 @pytest.mark.parametrize("is_leaving", [False, True])
-async def test_a_holder_stays_while_nobody_waits_for_it(bench, is_leaving):
+async def test_holder_stays_while_no_broker_waits_for_it(bench, is_leaving):
     """Neither does one let go that leaves, if others hold the same."""
     found = bench.find(b"content")
     record = await bench.say(found, ELSEWHERE)
@@ -82,7 +82,9 @@ async def test_a_holder_lets_go_once_all_of_it_is_stored(bench, why):
     await bench.settle(is_leaving=why == "it leaves")
     record = await bench.said()
     assert [one.tenure for one in record.holders] == [found.tenure.id]
-    assert record.released == Released(end, REGISTERS), "nobody goes on below what is stored next"
+    assert record.released == Released(end, REGISTERS), (
+        "no broker goes on below what is stored next"
+    )
     assert bench.leftovers.has_content(JOURNAL)
     bench.store_comes_back()
     await bench.settle(is_leaving=why == "it leaves")
@@ -132,7 +134,7 @@ async def test_a_tenure_that_is_taken_while_it_is_stored_is_forgotten(bench):
 
 @pytest.mark.parametrize("other", [b"", b"another", None], ids=["no home", "another", "none"])
 async def test_a_holder_that_another_broker_has_is_kept(bench, etcd, caplog, other):
-    """Nothing tells a copy on another machine, made block by block, from its original."""
+    """A copy on another machine, made block by block, looks like its original."""
     found = bench.find(b"content")
     record = await bench.say(Holder(found.tenure.id, OTHER), is_wanted=True)
     ours, theirs = (own_member_key(bench.prefix, each) for each in (US, OTHER))
@@ -159,7 +161,7 @@ async def test_a_holder_of_ours_goes_on_though_another_broker_has_a_copy(bench, 
     assert await bench.take() is found
 
 
-async def test_who_is_no_holder_any_more_stores_nothing_as_one(bench, monkeypatch):
+async def test_former_holder_stores_nothing_as_one(bench, monkeypatch):
     """Others went on since it looked: what it has may contradict them."""
 
     async def long_ago(*_args, **_options):
@@ -183,7 +185,7 @@ async def test_files_that_are_closed_late_keep_no_tenure_of_a_broker_that_leaves
     assert list(bench.homes[0].blocks()) == []
 
 
-async def test_files_that_somebody_reads_keep_their_tenure(bench):
+async def test_files_with_a_reader_keep_their_tenure(bench):
     found = bench.find(b"content")
     (fragment,) = found.fragments
     fragment.file.hold()
@@ -218,7 +220,7 @@ async def test_a_holder_lets_go_of_a_suspended_journal(bench, suspend, lets_go):
 
 # ------------------------------------------------------------------------ after a power failure
 @pytest.mark.parametrize("is_wanted", [False, True])
-async def test_what_a_power_failure_left_is_stored_and_nobody_goes_on_behind_it(bench, is_wanted):
+async def test_leftovers_of_a_power_failure_are_stored_and_end_the_journal(bench, is_wanted):
     """More was acknowledged, perhaps: only an operator may say that this was all."""
     found = bench.find(b"content", boot=LATER_BOOT, synced_to=4)
     record = await bench.say(found, is_wanted=is_wanted)
@@ -265,7 +267,7 @@ async def test_what_belongs_to_the_journal_is_stored_and_the_rest_set_aside(
     assert list(bench.homes[0].folder.glob("*.content")) == []
 
 
-async def test_of_a_deleted_journal_all_is_set_aside_and_nobody_is_named_any_more(bench):
+async def test_all_of_a_deleted_journal_is_set_aside_and_has_no_holder(bench):
     found = bench.find(b"content")
     await bench.say(found)
     bench.items.clear()
@@ -323,7 +325,7 @@ async def test_spool_older_than_etcd_is_kept_until_it_is_claimed(bench, how):
 
 
 async def test_tenure_of_a_former_version_belongs_to_the_data_that_names_it(bench):
-    """Such a version did not say of which data of etcd it was."""
+    """Such a version did not say which data of etcd it belonged to."""
     found = bench.find(b"content", history="")
     await bench.say(found)
     assert await bench.take() is found
@@ -469,7 +471,7 @@ async def test_copy_keeps_its_past_holder_in_the_record(bench):
     mine = Past((Holder(copy.tenure.id, US),), 15)
     later = tuple(Past((Holder(f"later-{n}", OTHER),), 15 + n) for n in range(20))
     await bench.say(ELSEWHERE, past=(mine, *later))
-    original.fragments[1].file.hold()  # somebody reads it
+    original.fragments[1].file.hold()  # it has a reader
     for _ in range(2):
         await bench.settle()
     assert len(bench.leftovers) == 1
@@ -537,7 +539,7 @@ async def test_heirs_are_whole_holders_in_clusters_without_brokers_of_gazette(be
     key = member_key(bench.prefix, OTHER)
     await etcd.txn((), (Put(key, b""),))
     taken = await bench.take()
-    assert taken is None, "who was answered by that broker, nobody knows"
+    assert taken is None, "who was answered by that broker, no one knows"
     await etcd.txn((), (Put(own_member_key(bench.prefix, OTHER), b""),))
     assert await bench.take() is whole
 

@@ -20,7 +20,7 @@ labels: [{name: content-type, value: application/x-ndjson}]
 SHARD = "shards: [{id: shard-1, sources: [{journal: a/journal}], max_txn_duration: 1s}]"
 
 
-async def test_waiting_for_a_shard_that_fails_tells_its_error(local_consumers, monkeypatch):
+async def test_waiting_for_a_shard_that_fails_raises_its_error(local_consumers, monkeypatch):
     """It was a TimeoutError without a word before, after 30 seconds."""
 
     class Picky(Application):

@@ -65,7 +65,7 @@ async def test_each_journal_has_a_reader_that_ends_at_its_head(client, prefix):
             await client.append(name, b'{"n":%d,"part":%d}\n' % (n, index))
     readers = await read_journals(client, f"name:prefix={prefix}/")
     assert list(readers) == names
-    await client.append(names[0], b'{"n":"behind the head"}\n')
+    await client.append(names[0], b'{"n":"after the head"}\n')
     got = {
         name: [envelope.message["n"] async for batch in reader for envelope in batch]
         for name, reader in readers.items()

@@ -147,7 +147,7 @@ async def test_gr3_gp8_gb2_a_second_recorder_fences_the_first(client, tmp_path):
             await recorder.barrier()
     with pytest.raises(Fenced):
         await recorder.build_hints()
-    recorder.write(fnode, 0, b"lost")  # as the files have it: only barriers tell
+    recorder.write(fnode, 0, b"lost")  # as the files have it: only barriers report
     successor = await Recorder.start(client, other_service, second, 1337)
     successor.write(fnode, 8, b"!")
     hints = await successor.build_hints()
@@ -205,7 +205,7 @@ async def test_operations_of_threads_keep_their_order(client, tmp_path):
     await service.close()
 
 
-async def test_a_barrier_comes_after_what_it_was_told_to_wait_for(client, tmp_path):
+async def test_barrier_comes_after_what_it_waits_for(client, tmp_path):
     service = client.append_service()
     author = new_author(random.Random(7))
     first = await taken_over(client, tmp_path / "one", author)
@@ -313,7 +313,7 @@ async def test_gb5_a_playback_that_fails_or_is_cancelled_leaves_no_directory(cli
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "left over").touch()
     async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as tasks:
-        # Before it plays anything: what it has just made, in place of what was there.
+        # Before it plays anything: what it has just made, in place of what existed.
         (tmp_path / "four").mkdir()
         (tmp_path / "four" / "left over").touch()
         playing = tasks.create_task(Player(client, FsmHints(LOG), tmp_path / "four").play())

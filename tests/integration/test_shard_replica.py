@@ -425,7 +425,7 @@ async def test_acks_come_no_second_time_behind_messages_of_the_next_transaction(
     await through(replica, await bench.publish(2))
     assert [each["number"] for each in await bench.output()] == [1, 2]
     assert again == []
-    # Of a restart they are, for nobody knows whether they were appended.
+    # Of a restart they are, for no one knows whether they were appended.
     await replica.stop()
     published.set()
     replica = bench.replica(replica._application, spec_of(log=False))
@@ -435,7 +435,7 @@ async def test_acks_come_no_second_time_behind_messages_of_the_next_transaction(
 
 
 def unstored(name):
-    """A journal of which nothing is left in a store when it is deleted."""
+    """A journal that leaves nothing in a store when it is deleted."""
     spec = journal(name)
     return dataclasses.replace(spec, fragment=dataclasses.replace(spec.fragment, stores=()))
 
@@ -524,7 +524,7 @@ async def test_a_transaction_is_not_read_again_from_a_source_that_was_made_again
                 await anext(again)
 
 
-async def test_a_source_that_ends_before_it_was_read_to_is_told_of(unstored_bench, caplog):
+async def test_source_that_ends_below_its_offset_is_reported(unstored_bench, caplog):
     """Checkpoints of former releases do not say which journal they are of."""
     bench = unstored_bench
     application, spec = Numbered(), spec_of(log=False)

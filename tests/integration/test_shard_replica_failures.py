@@ -119,7 +119,7 @@ async def test_database_that_is_away_as_a_store_is_opened_may_pass(bench):
     class Making(Numbered):
         def new_store(self, shard, recorder):
             with sql_engine("postgresql://127.0.0.1:1/none").begin():
-                raise AssertionError("nobody listens there")
+                raise AssertionError("no server listens there")
 
     replica = bench.replica(Making(), spec_of(log=False))
     status = await replica.host.reached("FAILED")
@@ -206,7 +206,7 @@ async def test_a_shard_fails_whatever_is_raised(bench, at, error, text):
 
 
 async def test_a_message_that_cannot_be_consumed_is_named(bench):
-    """It was the error alone before, and nobody could tell which message to look at."""
+    """It was the error alone before, without the message to look at."""
 
     class Picky(Silent):
         def consume(self, txn, envelope):
@@ -261,7 +261,7 @@ async def test_a_stray_cancellation_fails_the_shard(bench):
         (RocksDBStore, "a RocksDBStore keeps its files in a recovery log"),
     ],
 )
-async def test_a_store_that_cannot_be_one_is_told_with_what_to_do(bench, new_store, error):
+async def test_store_that_cannot_be_one_is_reported_with_what_to_do(bench, new_store, error):
     """These were AttributeErrors of code that is not the application's."""
 
     class Wrong(Numbered):
@@ -272,7 +272,7 @@ async def test_a_store_that_cannot_be_one_is_told_with_what_to_do(bench, new_sto
     assert text.startswith(f"completeRecovery: app.NewStore: {error}")
 
 
-async def test_messages_without_a_uuid_are_told_of_once(bench, caplog):
+async def test_messages_without_a_uuid_are_reported_once(bench, caplog):
     """They are not told apart, and nothing said so."""
     await bench.client.append(IN2, b'{"n":1}\n')
     replica = bench.replica(Silent(), spec_of(IN2, log=False))
@@ -519,7 +519,7 @@ async def test_an_application_that_consumes_nothing_is_refused(bench):
         bench.replica(Idle())
 
 
-async def test_a_failure_that_cannot_be_told_is_logged(bench, caplog):
+async def test_failure_that_cannot_be_reported_is_logged(bench, caplog):
     class Deaf(Host):
         async def set_status(self, status):
             raise EtcdError("etcd is gone")
@@ -532,7 +532,7 @@ async def test_a_failure_that_cannot_be_told_is_logged(bench, caplog):
 
 @pytest.mark.parametrize("log", [True, False])
 async def test_whose_assignment_is_gone_ends_without_a_word_of_failure(bench, caplog, log):
-    """As of a process that slept past its lease: it is about to be told so."""
+    """As of a process that slept past its lease: it is about to learn so."""
 
     class Late(Host):
         async def set_status(self, status):

@@ -138,7 +138,7 @@ def small_appends(monkeypatch):
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
-async def test_epoch_is_there_once_wherever_its_driver_dies(client, small_appends, is_sent):
+async def test_epoch_exists_once_wherever_its_driver_dies(client, small_appends, is_sent):
     draw = random.Random(7)
     for at in itertools.count():
         journals = await Journals(client).create()
@@ -210,7 +210,7 @@ async def test_driver_that_comes_late_is_refused(client, staging):
     late = await journals.blocks({7}, random.Random(1), is_carried=True)
     with pytest.raises(WriterFenced, match=r"is at epoch 2, and epoch 1 comes late"):
         await journals.delivery(staging=staging).deliver(1, late)
-    await journals.delivery(staging=staging).deliver(2, late)  # it is there
+    await journals.delivery(staging=staging).deliver(2, late)  # it exists
     assert await journals.rows() == [1, 2]
     # Other writers have marks of their own.
     other = journals.delivery(writer=Writer("another"), staging=staging)
@@ -289,7 +289,7 @@ async def test_what_is_laid_down_may_be_more_than_can_be_carried(client, monkeyp
     assert await journals.rows() == sorted(ROWS)
 
 
-async def test_write_that_nobody_does_again_goes_to_many_journals_without_a_plan(client):
+async def test_write_that_is_not_repeated_goes_to_many_journals_without_a_plan(client):
     journals = await Journals(client).create()
     blocks = await journals.blocks(ROWS, random.Random(3), is_carried=True)
     writer = Writer("once", is_lasting=False)

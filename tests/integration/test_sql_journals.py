@@ -187,7 +187,7 @@ def test_csv_is_a_table_of_texts(sql, client, create, codec, is_persisted):
 
 @pytest.mark.parametrize("is_persisted", [False, True])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_header_rows_of_each_append_are_no_rows(sql, client, create, is_persisted, delimiter):
+def test_header_of_each_append_is_not_a_row(sql, client, create, is_persisted, delimiter):
     files = (
         (("id", "Unit price", "note"), ("1", "2.5", "a, b")),
         (("id", "Unit price", "note"), ("2", "3.5", "")),
@@ -298,7 +298,7 @@ def test_journals_of_different_formats_are_refused(sql, create, names):
         (b"x" * (3 << 20), "no line ends within"),
     ],
 )
-def test_content_that_is_no_table_is_refused(sql, create, names, content, says):
+def test_content_that_is_not_a_table_is_refused(sql, create, names, content, says):
     journal = create("odd/a", content)
     with pytest.raises(SchemaMismatch, match=says) as caught:
         sql.journal(names.journal("odd/"))

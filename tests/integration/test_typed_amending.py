@@ -14,7 +14,7 @@ from gazette_platform.errors import (
     TypedFenced,
 )
 from gazette_platform.lake.iceberg.publishing import summary_of
-from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
+from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
@@ -68,13 +68,13 @@ def test_backfill_makes_rows_again_by_the_spec_of_now_and_again_the_same(world):
     world.check()
 
 
-def test_rows_that_were_lost_or_are_there_twice_are_healed(world):
+def test_rows_that_were_lost_or_doubled_are_healed(world):
     world.run(spec())
     aside = world.check()
     table = world.catalog.load_table(NAME)
     rows = table.scan().to_arrow()
     lost, doubled = len(rows) // 3, 2
-    # By somebody's hand.
+    # By hand.
     table.overwrite(pa.concat_tables([rows.slice(lost), rows.slice(lost, doubled)]))
     report = world.backfill(spec(), everything(world))
     assert (report.healed, report.quarantined) == (lost - doubled, len(aside))
@@ -246,7 +246,7 @@ def test_reprocessing_goes_on_top_of_runs_and_not_of_one_who_took_the_records(wo
     world.check()
 
 
-def test_records_that_are_there_twice_are_not_made_rows(world):
+def test_doubled_records_are_not_made_rows(world):
     world.run(spec(is_strict=True))
     table = world.catalog.load_table(QUARANTINE)
     table.append(table.scan().to_arrow().slice(0, 3))

@@ -104,7 +104,7 @@ def step(world, draw, tables):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_each_message_is_there_once_whatever_is_done_and_whoever_dies(make, seed):
+def test_each_message_exists_once_whatever_is_done_and_whoever_dies(make, seed):
     world = make(seed)
     world.run(spec(is_strict=True))
     draw = Random(seed)

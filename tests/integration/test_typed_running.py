@@ -15,8 +15,8 @@ from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable
 from gazette_platform.lake.iceberg.catalog import CatalogTables
 from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import HoleKind, Limits
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.tail import pin_tail, rows_of_order, settle_tail, spool_tail
@@ -104,7 +104,7 @@ def test_stored_content_and_the_live_tail_become_rows_once(client, table, prefix
     assert report.is_whole
     assert report.metadata.current_snapshot().summary[COMPLETE_AT] == report.complete_at.isoformat()
     client.flush(f"name={one}")  # what was the tail is a fragment now
-    client.append(two, lines(4, 5))  # the first one is there already
+    client.append(two, lines(4, 5))  # the first one exists already
     report = table.run()
     assert (report.counts.committed, report.counts.duplicates) == (1, 1)
     assert table.numbers() == [1, 2, 3, 4, 5]
@@ -203,7 +203,7 @@ def of_transaction(n, flags):
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-def test_an_open_transaction_of_which_a_part_is_gone_is_given_up_on_a_persons_word(
+def test_open_transaction_with_a_missing_part_is_given_up_on_request(
     client, shared, table, prefix, is_read
 ):
     """Whether what is gone was read before or not: else its journal would stand still for ever, once it is committed."""

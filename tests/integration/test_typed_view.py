@@ -87,7 +87,7 @@ def test_names_are_those_of_the_spec_and_raw_tables_keep_theirs(shop, client):
         assert ask(sql, "SELECT count(*) FROM sales") == ask(sql, "SELECT count(*) FROM lake.sales")
 
 
-def test_without_a_catalog_raw_tables_are_there_and_typed_ones_say_why(shop, client):
+def test_without_a_catalog_raw_tables_exist_and_typed_ones_say_why(shop, client):
     shop.append(0, record(1))
     settings = LakeSettings(broker=client.config.address)
     with connect([shop.spec], client=client, settings=settings) as sql:
@@ -95,7 +95,7 @@ def test_without_a_catalog_raw_tables_are_there_and_typed_ones_say_why(shop, cli
         assert ask(sql, "SELECT n FROM orders") == [1]
         with pytest.raises(SetupError, match="metastore is not known"):
             sql.execute("SELECT n FROM typed.orders")
-        # Any table may be meant by several statements; of this one it is told when it is asked for.
+        # Any table may be meant by several statements; of this one it is reported when it is asked for.
         assert ask(sql, "CREATE TABLE mine AS SELECT 1 AS n; SELECT n FROM mine") == [1]
         with pytest.raises(SetupError, match="metastore is not known"):
             sql.execute("CREATE TABLE more AS SELECT 1; SELECT n FROM typed.orders")
@@ -155,7 +155,7 @@ def test_files_that_cannot_have_such_rows_are_not_opened(client, root, tmp_path)
     for day in (1, 2, 3):
         at = f"2026-01-0{day}T12:00:00Z"
         rows = [record(10 * day + i, name=f"{day}{i}" * 20, at=at, price=day) for i in range(3)]
-        shop.append(0, *rows, record(10 * day + 9))  # and one of which only the number is known
+        shop.append(0, *rows, record(10 * day + 9))  # and one where only the number is known
         shop.run()
     # What was an int is a bigint now: bounds of older files are of the former.
     shop.spec = parse_table_spec(typed_spec(("n bigint", *columns[1:])).format(root=root))
@@ -204,7 +204,7 @@ def test_of_a_table_with_a_key_the_view_is_what_the_next_run_makes(client, root,
             assert ask(sql, 'SELECT count(*) FROM typed."orders$tail"') == [0]
 
 
-def test_each_message_is_there_once_while_runs_publish(shop):
+def test_each_message_exists_once_while_runs_publish(shop):
     """Each query sees all that was acknowledged before it began, and nothing twice."""
     stop, errors, acknowledged = threading.Event(), [], [0]
 

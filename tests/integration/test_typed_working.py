@@ -14,8 +14,8 @@ from typed_world import spec
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import DataError, LakeError
-from gazette_platform.lake.spec.typed.partitions import parse_partition
-from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
+from gazette_platform.lake.spec.typed.columns import TypedColumn
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs.working import LocalWorkers, carry_out, discard
@@ -142,7 +142,7 @@ def test_tail_is_read_on_to_the_end_of_its_first_message(typed):
     assert typed.numbers() == [0, 0, 1]
     assert second.left_bytes
     assert typed.run().is_whole
-    # Nobody has appended the rest: nothing is read, and it is not an error.
+    # The rest was not appended: nothing is read, and it is not an error.
     typed.client.append(a, typed.message(3)[:-1])
     assert typed.run().counts.messages == 0
     assert typed.numbers() == [0, 0, 1, 2]
@@ -161,7 +161,7 @@ def test_store_out_of_reach_is_read_through_brokers(typed, tmp_path):
     assert done.summary.end == typed.client.write_head(a)
 
 
-def test_journal_that_is_shorter_than_told_is_no_end(typed):
+def test_journal_shorter_than_stated_has_no_end(typed):
     a = typed.journal("a")
     typed.client.append(a, typed.messages(1))
     job, [order] = typed.job()

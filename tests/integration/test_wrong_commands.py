@@ -1,4 +1,4 @@
-"""What a user is told after a wrong command: `wrong_commands.txt` has each command and its whole answer.
+"""What a user sees after a wrong command: `wrong_commands.txt` has each command and its whole answer.
 
 `pytest tests/integration/test_wrong_commands.py --rewrite` writes that file. Read it aloud before you commit it.
 """

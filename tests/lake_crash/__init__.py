@@ -7,7 +7,7 @@ registrar, a process that is ended by SIGKILL, or whose neighbours answer wrongl
 (`registrar`, `faults`), or between the first two calls between which none was killed yet (`pairs`). When a history is over, lives without faults go on until they have nothing to
 do (`player`). At the end all tables are asked for by Trino, Spark and DuckDB, in one statement each
 (`engines`); `oracle` knows from the plan alone what they must say, and `verdict` compares that with
-their answers, with accounts, and with what Dagster was told.
+their answers, with accounts, and with the events in Dagster.
 
 A run costs an etcd, a broker, an S3 server, a metastore, a Trino and a Spark.
 """

@@ -31,7 +31,7 @@ class DagsterLog(NamedTuple):
 
 
 def as_told(parts: Sequence[PartitionAccount]) -> dict[str, Account]:
-    """What the metastore says of Dagster's partitions, of which each is a time of all journals.
+    """What the metastore says of Dagster's partitions; each is a time of all journals.
 
     Args:
         parts: of Hive partitions.

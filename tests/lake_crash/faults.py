@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Calls", "FaultyBrokers", "FaultyMetastore", "faulty_files"]
 
 _LATE_S = 0.3
-# Calls by which the metastore, or a store, changes.
+# Calls that change the metastore, or a store.
 _WRITES = ("add_", "alter_", "create_", "drop_", "lock", "unlock")
 _FILE_CALLS = ("take", "copy", "move", "remove")
 
@@ -66,7 +66,7 @@ class Calls:
         """Do `effect`, unless this is the call that goes wrong.
 
         Args:
-            broken: makes the error of a call that fails; None: nobody is told, the process ends.
+            broken: makes the error of a call that fails; None: without a report, the process ends.
             late: has the effect later; None: it has none.
         """
         self._count += name.startswith(self._name)
@@ -163,7 +163,7 @@ class _FaultyThrift:
 
 
 def faulty_files(calls: Calls) -> None:
-    """Have all calls by which this process changes files count."""
+    """Count all calls of this process that change files."""
     for name in _FILE_CALLS:
         _count_files(name, getattr(StoreFiles, name), calls)
 

@@ -1,6 +1,6 @@
 """Processes that several threads fork from a server, wait for, and kill.
 
-What `multiprocessing` tells of a process that a server has forked is read from a pipe, once. Whoever begins a process looks at
+What `multiprocessing` reports of a process that a server has forked is read from a pipe, once. Whoever begins a process looks at
 all others first, those of other threads among them; of two threads that find one ended, one reads its exit code, and the other
 finds nothing and notes 255 (https://github.com/python/cpython/issues/130895). So here all that may read comes one at a time,
 and waiting reads nothing.
@@ -31,7 +31,7 @@ class Fork:
     """A process that was begun. Of one thread, beside others that have others.
 
     Args:
-        process: is begun, and is looked at by nobody else.
+        process: is begun, and no other code looks at it.
     """
 
     def __init__(self, process: ForkServerProcess) -> None:

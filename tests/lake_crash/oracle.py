@@ -1,6 +1,6 @@
 """What a case's table must hold, from its history alone: decided purely.
 
-A record is committed if a fragment of it was stored, or the broker acknowledged it; it is to be there unless
+A record is committed if a fragment of it was stored, or the broker acknowledged it; it must exist unless
 it was pruned. Record n of a journal has the id `FIRST_ID` + n, so that each has the same length and sums
 tell them apart.
 """

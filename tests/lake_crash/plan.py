@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 LIVE_HOUR = "09"
-"""What brokers are told to file their own fragments under."""
+"""Where brokers file their own fragments."""
 
 MODES = (
     "killed before",
@@ -62,7 +62,7 @@ _HOURS = ("05", "06", "07", "08")
 _CALLS = 45
 _CALLS_OF_A_TICK = 36
 _STRUCK_MS = 500
-# Told, deleted, dropped: each by a tick of its own.
+# Reported, deleted, dropped: each by a tick of its own.
 _TICKS_OF_A_PRUNE = 4
 # Of a tick that finds a prune: with the first of them nothing is registered any more.
 _FIRST_OF_A_PRUNE, _CALLS_OF_A_PRUNE = 7, 39
@@ -121,7 +121,7 @@ PRUNE_FAULTS = (
     ),
 )
 """What goes wrong after a prune, one life after the other, in the order of its steps: accounts are changed, under
-a lock; that is told; Dagster's partition is deleted; and the Hive partition is dropped."""
+a lock; that is reported; Dagster's partition is deleted; and the Hive partition is dropped."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ class _History:
             self.tick()
 
     def late(self) -> None:
-        """Holes, in directories that are there and in those that are not, filled one by one."""
+        """Holes, in directories that exist and in others, filled one by one."""
         holes: list[Store] = []
         for _ in range(3):
             journal = self.journal()
@@ -383,7 +383,7 @@ class _History:
         self.tick()
 
     def two_registrars(self) -> None:
-        """Both may be killed, or be told wrong."""
+        """Both may be killed, or get a wrong answer."""
         for _ in range(3):
             self.grow(self.journal())
             self.live(self.journal())
@@ -392,7 +392,7 @@ class _History:
             self.steps.append(Both(*both))
 
     def home_lost(self) -> None:
-        """All that Dagster was told is gone, once while nothing else happens."""
+        """All events of Dagster are gone, once while nothing else happens."""
         self.lose("home")
 
     def cursor_lost(self) -> None:
@@ -435,8 +435,8 @@ class _History:
         self.hour = min(self.hour + 1, len(_HOURS) - 1)
         self.grow(journal)
         self.grow(journal)
-        # After what is pruned something must be left that a tick has registered: else nobody could
-        # tell it from a store that went away.
+        # After what is pruned something must be left that a tick has registered: else no one could
+        # distinguish it from a store that went away.
         self.steps += [Seen(), Tick(_TICKS_OF_A_PRUNE)]
         known = self.heads[journal]
         self.grow(journal)

@@ -74,7 +74,7 @@ _QUIET_TICKS = 5
 
 @dataclass
 class Facts:
-    """What is there of a case when its history is over."""
+    """What exists of a case when its history is over."""
 
     case: Case
     hours: dict[tuple[int, int, int], str] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Player:
         self.facts = Facts(case)
 
     def play(self) -> Facts:
-        """All of it. Returns: what is there then. Errors are among its problems."""
+        """All of it. Returns: what exists then. Errors are among its problems."""
         began_at = time.monotonic()
         try:
             self._prepare()
@@ -386,7 +386,7 @@ class Player:
         return DagsterInstance.from_config(str(self._home))
 
     def _settle(self) -> None:
-        """Ticks without faults, until there is nothing to tell for some while."""
+        """Tick without faults, until a number of ticks report nothing."""
         self._see()
         deadline = time.monotonic() + patient(self._settle_s)
         while True:

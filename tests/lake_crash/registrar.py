@@ -1,7 +1,7 @@
 """A life of a registrar: a process that runs the sensor of Dagster, or registers once as a command does.
 
 It is forked from a server that has loaded all that it needs (`multiprocessing`'s *forkserver*), so that
-a life begins within milliseconds. What a tick tells is stored as the daemon of Dagster stores it: events,
+a life begins within milliseconds. What a tick returns is stored as the daemon of Dagster stores it: events,
 then partitions, then the cursor, each of them a call that may be the last.
 """
 
@@ -46,7 +46,7 @@ _FLUSH_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """What a registrar is told."""
+    """The orders of a registrar."""
 
     folder: Path
     """For what it leaves behind: `trace`, `report.json`, `log`."""
@@ -57,10 +57,10 @@ class Life:
     metastore: str
     store_roots: Mapping[str, str]
     role: str = "sensor"
-    """Or ``flush``: registers once, and tells nobody."""
+    """Or ``flush``: registers once, and reports nothing."""
     ticks: int = 1
     quiet: int = 0
-    """Ticks in a row with nothing to tell, after which it ends; 0: never."""
+    """Ticks in a row with nothing to report, after which it ends; 0: never."""
     fault: Fault | None = None
     spared: frozenset[Pair] | None = None
     """See `Calls`."""
@@ -75,13 +75,13 @@ class LifeReport:
     """What a registrar that ended well says of itself."""
 
     quiet: int
-    """Last ticks with nothing to tell."""
+    """Last ticks with nothing to report."""
     problems: list[str]
     """What it last said."""
 
 
 def live(life: Life) -> None:
-    """Live it. Exits with 1 if it failed by something that is no fault of the plan."""
+    """Live it. Exits with 1 if it failed by something that is not a fault of the plan."""
     log = os.open(life.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -94,7 +94,7 @@ def live(life: Life) -> None:
     faulty_files(calls)
     try:
         report = _sense(life, calls) if life.role == "sensor" else _flush(life, calls)
-    except Exception:  # noqa: BLE001  the outermost scope of this process: all that is left is to tell
+    except Exception:  # noqa: BLE001  the outermost scope of this process: all that is left is to report
         traceback.print_exc()
         sys.exit(1)
     finally:
@@ -122,7 +122,7 @@ def _sense(life: Life, calls: Calls) -> LifeReport:
 
 
 def _tick(instance: DagsterInstance, ports: _Ports, life: Life, calls: Calls) -> tuple[int, str]:
-    """One tick, and its storing. Returns: how many events it told, and what it says of itself."""
+    """One tick, and its storing. Returns: how many events it returned, and what it says of itself."""
     cursor = instance.daemon_cursor_storage.get_cursor_values({CURSOR}).get(CURSOR)
     context = build_sensor_context(
         instance=instance,

@@ -84,13 +84,13 @@ def run_lake_crash(
     show: Callable[[str], None],
     starved_by: Callable[[], str] = lambda: "",
 ) -> LakeCrashResult:
-    """Play cases in a world, and judge what is there then.
+    """Play cases in a world, and judge the outcome.
 
     Args:
         config: what to run.
         world: its servers.
-        say: is told what was found.
-        show: is told what is under way.
+        say: called with what was found.
+        show: called with what is under way.
         starved_by: says what starved the run so far, see `MachineWatch.cause`.
     """
     pairs = Pairs()
@@ -115,7 +115,7 @@ def run_lake_crash(
         say(problem)
     say(
         f"{faults} faults between {len(pairs.wrong)} of {len(pairs.seen)} pairs of calls; "
-        f"{sum(len(told) for each in facts for told in each.log.told.values())} events told; "
+        f"{sum(len(told) for each in facts for told in each.log.told.values())} events reported; "
         f"{verdict.pruned} records pruned"
     )
     if pairs.left:

@@ -44,7 +44,7 @@ class Told(NamedTuple):
     rows: int | None
     """That its Hive partitions hold then."""
     added: int | None
-    """More than the event before said; None if files were moved out of it, and that is told."""
+    """More than the event before said; None if files were moved out of it, and that is reported."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Verdict:
 
     committed: int = 0
     pruned: int = 0
-    """Records of which nobody is to have any."""
+    """Records that no table may have."""
     raw: int = 0
     events_lost: int = 0
     lost: int = 0
@@ -175,7 +175,7 @@ def judge_accounts(
     accounts: Mapping[str, Account],
     times: Mapping[str, Account],
 ) -> None:
-    """Compare accounts with what must be there.
+    """Compare accounts with what must exist.
 
     Args:
         verdict: gets what is found.
@@ -208,12 +208,12 @@ def judge_events(
     told: Mapping[str, Sequence[Told]],
     partitions: frozenset[str],
 ) -> None:
-    """Compare what Dagster was told with accounts, all by Dagster's partition keys."""
+    """Compare the events in Dagster with accounts, all by Dagster's partition keys."""
     for key in sorted(accounts.keys() | told.keys()):
         problem = _event_problem(accounts.get(key), told.get(key, ()))
         if problem:
             verdict.events_lost += 1
-            verdict.problems.append(f"{table}: of {key} Dagster was told {problem}")
+            verdict.problems.append(f"{table}: of {key} Dagster has {problem}")
     missing = sorted(accounts.keys() - partitions)
     if missing:
         verdict.events_lost += len(missing)
@@ -227,7 +227,7 @@ def judge_events(
 def _event_problem(account: Account | None, told: Sequence[Told]) -> str:
     """What is wrong with the events of a time; empty: nothing."""
     if account is None:
-        # One that holds nothing any more is dropped, once that was told.
+        # One that holds nothing any more is dropped, once that was reported.
         return "" if told[-1].rows == 0 else f"{told[-1]}, but it is not there"
     if not told:
         return f"nothing, where it has {account.rows} rows"

@@ -79,7 +79,7 @@ class World:
         return sum(count for folder, count in lies.items() if f"/{journals}/" in folder)
 
     def store(self, kind: str, number: int) -> str:
-        """URL of a store, of which each kind has two."""
+        """URL of a store; each kind has two."""
         if kind == "file":
             return "file:///second/" if number else "file:///"
         url = self.objects.lying if kind == "lying" and self.objects else self.settings.store
@@ -98,7 +98,7 @@ def open_world(folder: Path, say: Callable[[str], None]) -> Iterator[World]:
 
     Args:
         folder: for what they keep.
-        say: is told what is under way.
+        say: called with what is under way.
 
     Raises: SetupError: one of them cannot be started.
     """

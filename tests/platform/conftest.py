@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def platform(tmp_path_factory):
-    """The platform. Specs of the shared data are there before it starts, so Dagster loads them once."""
+    """The platform. Specs of the shared data exist before it starts, so Dagster loads them once."""
     root = tmp_path_factory.mktemp("platform") / "root"
     Sales.write_specs(PlatformDir.at(root))
     with running_platform(root) as found:

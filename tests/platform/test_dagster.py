@@ -1,4 +1,4 @@
-"""What Dagster knows of tables without a run: its sensors register, tell and check, as its web server answers."""
+"""What Dagster knows of tables without a run: its sensors register, report and check, as its web server answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gazette_platform.platform.programs.dagster import children_of
 from gazette_platform.testing.waiting import wait_until
 
 TOLD_S = 90.0
-"""For a tick of a sensor that has been busy to tell of what a test waits for."""
+"""For a busy sensor's tick to report what a test waits for."""
 
 ASSETS = """{ assetNodes { assetKey { path } groupName description
   dependencyKeys { path } owners { ... on TeamAssetOwner { team } }

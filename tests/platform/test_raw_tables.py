@@ -32,7 +32,7 @@ def count(query, sql):
 
 @pytest.fixture
 def visible(trino, sales):
-    """Wait until the sensor has made a shared table, and Trino sees so many rows. Nobody asks it to."""
+    """Wait until the sensor has made a shared table, and Trino sees so many rows. No request is needed."""
 
     def wait(table, rows):
         def is_there():
@@ -100,7 +100,7 @@ def views(readme_commands, trino):
 
 
 def test_applied_spec_makes_a_table_by_itself(views):
-    # What was appended before there was a spec; nobody asks for anything. At the end of the flush interval, and some
+    # What was appended before there was a spec; no request is made. At the end of the flush interval, and some
     # seconds more.
     wait_until(lambda: views() == [(6, 360, "linus")], timeout_s=120, poll_s=1.0)
 
@@ -154,9 +154,7 @@ def test_csv_and_plain_files_are_tables_too(visible, sales, trino, spark, duckdb
     assert endings == {"eu": {".gz"}, "us": {".raw"}}
 
 
-def test_header_rows_are_no_rows_in_any_engine(
-    own, flushed, client, gazctl, metastore, trino, spark
-):
+def test_header_is_not_a_row_in_any_engine(own, flushed, client, gazctl, metastore, trino, spark):
     journal = own.journal("region=eu")
     header = 'id;Größe;"it\'s"\r\n'.encode()
     # A fragment that begins with a header and has more in the middle, one of fewer columns; and a fragment without any.
@@ -340,7 +338,7 @@ def test_overlapping_file_is_left_out_of_exact_view(own, flushed, client, gazctl
 def test_engines_see_uncommitted_records_readers_do_not(own, flushed, client, trino, spark):
     journal = own.journal("region=eu")
     producer, clock = bytes.fromhex("070203040506"), clock_of(1_760_000_000_000_000_000)
-    flags = [Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN]  # nobody commits the second one
+    flags = [Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN]  # the second one is never committed
     records = [
         {"UUID": str(build_uuid(producer, clock + n * 16, flag)), "id": n}
         for n, flag in enumerate(flags)

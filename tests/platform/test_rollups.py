@@ -36,7 +36,7 @@ def rows(trino):
 
 @pytest.fixture
 def made(sales, rows):
-    """Wait until the rollup has all orders. Dagster's automation makes it; nobody asks for a run."""
+    """Wait until the rollup has all orders. Dagster's automation makes it, without a request."""
     wait_until(lambda: rows() == sales.by_customer(), timeout_s=MADE_S, poll_s=1.0)
 
 
@@ -65,7 +65,7 @@ def test_late_data_remakes_only_its_slice(made, sales, rows, trino, gazctl, plat
     assert trino(files) == before
 
 
-def test_snapshot_says_of_which_offsets_it_is(made, trino, client):
+def test_snapshot_names_its_offsets(made, trino, client):
     snapshots = f'iceberg.rollups."{TABLE.split(".")[1]}$snapshots"'
     newest = (
         f"SELECT summary['gazette.offsets'] FROM {snapshots} ORDER BY committed_at DESC LIMIT 1"

@@ -222,7 +222,7 @@ def test_changes_become_the_rows_of_their_source(
     second = database.lines()[len(first) :]
     # Backwards: updates come before inserts, and deletions before what they delete.
     every_engine_has([*second[::-1], *first])
-    # The connector restarted: all is told again, and then what is new.
+    # The connector restarted: it sends all again, and then what is new.
     database.truncate()
     database.upsert(5, "back")
     database.upsert(2, "again")
@@ -232,7 +232,7 @@ def test_changes_become_the_rows_of_their_source(
     every_engine_has([third[-2], *third[:-2]])
     checked = lake("check", f"{own.schema}.rows")
     assert checked.code == 0, checked.out + checked.err
-    # What somebody deleted by hand is seen.
+    # Rows that were deleted by hand are noticed.
     table = f"iceberg.{own.schema}.rows"
     spark(f"DELETE FROM {table} WHERE id = 5")
     checked = lake("check", f"{own.schema}.rows")

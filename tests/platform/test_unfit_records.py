@@ -50,7 +50,7 @@ def check(platform):
 
 @pytest.fixture
 def unfit_records(platform):
-    """The number that the newest event of an asset tells."""
+    """The number in the newest event of an asset."""
 
     def ask(name):
         events = platform.ask(EVENTS, path=name.split("."))["assetOrError"]
@@ -160,6 +160,6 @@ def test_two_percent_bad_records_stop_rollups_and_say_so(
     check("WARN")
     after = [(VISITS + 1 + MANY, VISITS, 2 * VISITS)]
     wait_until(lambda: rows() == after, timeout_s=MADE_S, poll_s=1.0)
-    # Dagster is told of a run once its rows are there.
+    # Dagster has the event of a run once its rows exist.
     wait_until(lambda: unfit_records(ROLLUP) == 1 + MANY, timeout_s=TOLD_S, poll_s=1.0)
     assert listed()["problems"] == []

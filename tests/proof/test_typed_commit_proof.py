@@ -67,7 +67,7 @@ def offsets(table):
 
 def test_of_two_runs_with_one_wap_id_one_is_picked(table):
     first = table.stage([1, 2], wap_id="from-0", gazette_offsets="0-2")
-    # A driver that died in between hinders nobody: its id may be staged again.
+    # A driver that died in between hinders no other: its id may be staged again.
     second = table.stage([1, 2], wap_id="from-0", gazette_offsets="0-2")
     assert table.numbers() == []
     table.cherry_pick(second)
@@ -106,7 +106,7 @@ def test_pick_behind_maintenance_forgets_offsets_hole(table):
     staged = table.stage([3], gazette_offsets="2-3")
     table.optimize()
     table.cherry_pick(staged)
-    # The rows are there, and what says so is not: the next run would read them once more.
+    # The rows exist, and what says so does not: the next run would read them once more.
     assert (table.numbers(), offsets(table)) == ([1, 2, 3], "0-2")
     assert table.summaries()[0]["source-snapshot-id"] == str(staged)
 
@@ -226,7 +226,7 @@ def test_upsert_is_published_whole_and_staged_again_behind_maintenance(table, ha
     assert table.sql(f"SELECT k FROM {table.full_name} WHERE n = 3") == [("newer",)]
 
 
-def test_driver_that_died_after_staging_hinders_nobody(table, handle):
+def test_driver_that_died_after_staging_hinders_no_other(table, handle):
     first = publish(handle, None, table.stage([1], gazette_offsets="0-1"))
     left = table.stage([2], gazette_offsets="1-2")
     second = publish(handle, first, table.stage([2], gazette_offsets="1-2"))
@@ -288,7 +288,7 @@ def test_lock_alone_lets_a_zombie_overwrite_hole(table, handle, metastore, lake_
         (AssertRefSnapshotId(ref="main", snapshot_id=first),),
         (SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=zombie),),
     )
-    # All that came between is gone, and nobody was told.
+    # All that came between is gone, without an error.
     assert (head_of(handle.load().metadata), table.numbers()) == (zombie, [1, 2])
 
 

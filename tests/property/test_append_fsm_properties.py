@@ -68,7 +68,7 @@ def views(draw):
 
 
 def rest(machine, length):
-    """What becomes of it once its content is there."""
+    """What becomes of it once its content exists."""
     if machine.state is not State.STREAM:
         return machine.state
     effect = machine.step(Content(length)) if length else None

@@ -16,7 +16,7 @@ from gazette_platform.serving.interface import RpcFailed
 
 
 async def play(groups, *, length, flags):
-    """Returns: how each append ended, what the journal was told, and its content."""
+    """Returns: how each append ended, what the journal received, and its content."""
     with tempfile.TemporaryDirectory() as folder:
         async with running_bench(Path(folder)) as bench:
             bench.journal.spec = spec(length=length, flags=flags)

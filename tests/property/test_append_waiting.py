@@ -1,4 +1,4 @@
-"""Appends that wait without a task are told what futures are, and take up no stock once they have ended."""
+"""Appends that wait without a task get what futures get, and hold no stock once they have ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gazette_platform.testing.waiting import eventually
 
 
 class Ends:
-    """Makes responses, and is told how appends ended."""
+    """Makes responses, and collects how appends ended."""
 
     def __init__(self):
         self.told = {}
@@ -48,7 +48,7 @@ class Ends:
 
 
 async def play(groups, gone, *, length, flags, waits):
-    """Returns: how each append ended, what the journal was told, and its content."""
+    """Returns: how each append ended, what the journal received, and its content."""
     with tempfile.TemporaryDirectory() as folder:
         async with running_bench(Path(folder)) as bench:
             bench.journal.spec = spec(length=length, flags=flags)
@@ -100,7 +100,7 @@ def test_appends_without_a_task_end_as_those_with_one(groups, gone, length, flag
 
 
 class Caller:
-    """Somebody who appends."""
+    """A caller that appends."""
 
 
 class Silent(Ends):

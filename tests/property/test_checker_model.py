@@ -88,7 +88,7 @@ class Log:
             return op, op.completed_at
         fate = self.draw(st.sampled_from(["ok", "ok", "ok", "lost answer", "late", "lost"]))
         if fate == "lost":
-            # Without a change of registers, of which nobody could tell whether others saw it.
+            # Without a change of registers: it would be unknown whether others saw it.
             return replace(op, union=None, subtract=None), op.completed_at
         begin = len(self.content)
         self.content += op.content

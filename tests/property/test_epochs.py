@@ -67,7 +67,7 @@ def test_one_holder_suffices():
     "options",
     [{}, {"end": 0}, {"end": 10**9}, {"noted_head": 0}, {"noted_head": 10**9}, {"is_reset": False}],
 )
-def test_without_a_holder_nobody_goes_on(options):
+def test_no_broker_goes_on_without_a_holder(options):
     record = record_of(A, B, past=(Past((C, D), 50),))
     decision = claimed(record, C, D, **options)
     assert decision == Await((A, B), replace(record, is_wanted=True))
@@ -76,7 +76,7 @@ def test_without_a_holder_nobody_goes_on(options):
 
 @pytest.mark.parametrize("record", [None, record_of(A), record_of(B), record_of()])
 @pytest.mark.parametrize("options", [{}, {"is_reset": True}, {"noted_head": 200}])
-def test_nobody_goes_on_with_two_copies_of_one_spool(record, options):
+def test_no_broker_goes_on_with_two_copies_of_one_spool(record, options):
     """Once one of them is left out, it would seem to have what the other acknowledges."""
     copy = A._replace(process=ProcessId("zone", "on-a-copy"))
     assert claimed(record, A, copy, **options) == Doubled((A, copy))
@@ -136,7 +136,7 @@ def test_what_was_let_go_of_goes_on_at_its_head():
     after = record_of(C, epoch=5, past=(Past((A, B), 70),), released=Released(70, REGISTERS))
     assert claimed(record, C, end=70) == Claim(after)
     assert claimed(record, C, end=50, is_reset=True) == GoOn(70, REGISTERS)  # nothing is given up
-    # Whoever is there by another way, as by the spec, may lack the registers.
+    # Whoever joined in another way, as by the spec, may lack the registers.
     assert claimed(record, C, end=70, registers=NOTHING) == GoOn(70, REGISTERS)
     for end, registers in ((70, REGISTERS), (71, NOTHING)):
         assert isinstance(claimed(record, C, end=end, registers=registers), Claim)
@@ -301,6 +301,6 @@ def test_records_go_and_come(record):
         )
     ],
 )
-def test_value_that_is_no_record_is_refused(value):
+def test_value_that_is_not_a_record_is_refused(value):
     with pytest.raises(ValueError, match=r"\S"):
         EpochRecord.decode(value)

@@ -37,7 +37,7 @@ PAST_MAX, PAST_FEW = epochs._PAST_MAX, epochs._PAST_FEW
 
 @dataclass(eq=False, repr=False)
 class Tenure:
-    """What a broker's disk has of the journal: spans of content, the last of which is open."""
+    """What a broker's disk has of the journal: spans of content; the last one is open."""
 
     holder: Holder
     broker: int
@@ -171,7 +171,7 @@ class Journal(RuleBasedStateMachine):
         return frozenset(one.holder for one in self.members)
 
     def sync(self, to: int = 0, registers: LabelSet | None = None) -> None:
-        """Have all begin where the furthest ends, with its registers, or where they are told to."""
+        """Have all begin where the furthest ends, with its registers, or where the reset says."""
         furthest = max(self.members, key=lambda one: one.end)
         if to >= furthest.end and registers is not None:
             furthest = replace(furthest, registers=registers)
@@ -291,7 +291,7 @@ class Journal(RuleBasedStateMachine):
         self.values += n
         for offset, value in enumerate(values, self.members[0].end):
             assert offset not in self.acked, "acknowledged twice"
-            assert offset not in self.store, "acknowledged behind what is stored"
+            assert offset not in self.store, "acknowledged after what is stored"
             self.acked[offset] = value
             self.copies[offset] = list(self.members)
         for one in self.members:
@@ -301,7 +301,7 @@ class Journal(RuleBasedStateMachine):
     @precondition(lambda self: self.can_append())
     @rule(n=st.integers(1, 3), taken=st.sets(st.integers(0, 2)), takes_back=st.booleans())
     def append_in_vain(self, n, taken, takes_back):
-        """Some have recorded it when the pipeline breaks; nobody was answered."""
+        """Some have recorded it when the pipeline breaks; no caller was answered."""
         self.follows()
         values = range(self.values, self.values + n)
         self.values += n
@@ -380,7 +380,7 @@ class Journal(RuleBasedStateMachine):
 
     @rule(pick=picks, place=picks)
     def copy_folder(self, pick, place):
-        """Somebody copies a spool folder, and leaves the copy beside the original."""
+        """An operator copies a spool folder, and leaves the copy beside the original."""
         broker = self.brokers[pick % len(self.brokers)]
         some = [*broker.left, *([broker.replica] if broker.replica is not None else [])]
         if not some:

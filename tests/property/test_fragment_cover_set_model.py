@@ -63,7 +63,7 @@ def test_members_are_those_of_the_model(history):
 
 @settings(max_examples=300)
 @given(histories, spans)
-def test_insert_tells_what_it_displaced(history, added):
+def test_insert_returns_what_it_displaced(history, added):
     cover = cover_of(history)
     before = list(cover)
     displaced = cover.insert(Tagged(*added, tag=-1))

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.index import Index
-from gazette_platform.fragment.retention import PruneRule, StoredFragment, plan_prune
+from gazette_platform.fragment.upkeep import PruneRule, StoredFragment, plan_prune
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import Fragment, Status
 
@@ -60,7 +60,7 @@ def index_of(stored, local):
 
 
 @given(st.lists(stored_fragments, max_size=12), rules, known)
-def test_the_rest_is_read_as_before_but_for_what_was_to_go(stored, rule, known):
+def test_rest_is_read_as_before_except_what_was_to_go(stored, rule, known):
     plan = plan_prune(stored, rule, now_s=NOW_S, **known)
     rest = list((Counter(stored) - Counter(plan.remove)).elements())
     assert sum(plan.kept.values()) + len(plan.remove) == len(stored)
@@ -116,7 +116,7 @@ def test_a_run_that_ended_in_the_middle_is_completed_by_another(stored, rule, kn
         assert removed == Counter(plan.remove)
 
 
-def test_a_run_behind_one_that_removed_what_brokers_have_too_waits_for_them():
+def test_run_after_one_that_removed_what_brokers_have_waits_for_them():
     def one(begin, age_h):
         mod_time = int(NOW_S - age_h * HOUR_S)
         fragment = Fragment("a/one", begin, begin + 1, backing_store="file:///", mod_time=mod_time)

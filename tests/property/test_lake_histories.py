@@ -1,4 +1,4 @@
-"""Histories that nobody thought of: any order of fragments, registrars, losses and faults."""
+"""Histories beyond those that were thought of: any order of fragments, registrars, losses and faults."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st

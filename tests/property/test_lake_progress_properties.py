@@ -124,7 +124,7 @@ def test_a_gap_before_what_is_not_stored_yet_is_awaited():
     assert cursor == JournalCursor(15, 12, ((5, 12),), listed[2].mod_time)
 
 
-def test_only_a_journal_that_begins_behind_a_hole_and_its_end_was_pruned_there():
+def test_only_a_journal_that_begins_after_a_hole_was_pruned_there():
     cursor = JournalCursor(20, 15, ((5, 9),))
     for begin, is_first, is_pruned in ((15, True, True), (15, False, False), (9, True, False)):
         page = Page(9, [fragment(begin, 20)], is_first=is_first)

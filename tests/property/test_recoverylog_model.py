@@ -74,7 +74,7 @@ def test_gs3_a_set_is_of_the_same_numbers_in_whatever_order_they_come(history):
     whole = SegmentSet(segments)
     grown = SegmentSet()
     for segment in shuffled:
-        grown = grown.with_added(segment)
+        grown = SegmentSet((*grown, segment))
     assert grown == whole
     assert SegmentSet(whole) == whole
     numbers = [n for each in whole for n in range(each.first_seq_no, each.last_seq_no + 1)]

@@ -134,11 +134,11 @@ KNOWN = ProducerState(JOURNAL, A, 5, 40)
     ("listed", "known"),
     [
         ([UuidParts(A, 6, 0)], {A: (6, -1)}),  # which drops the transaction
-        ([UuidParts(A, 5, 0), UuidParts(A, 3, 0)], {A: (5, 40)}),  # both were there before
+        ([UuidParts(A, 5, 0), UuidParts(A, 3, 0)], {A: (5, 40)}),  # both existed before
         ([UuidParts(A, 7, 0), UuidParts(A, 4, 0)], {A: (7, -1)}),
         ([UuidParts(B, 2, 0), UuidParts(B, 1, 7)], {A: (5, 40), B: (2, -1)}),
         ([b"{}", b"x"], {A: (5, 40)}),
-        ([b"{}", b'{"_meta":null}'], {A: (5, 40)}),  # of nobody
+        ([b"{}", b'{"_meta":null}'], {A: (5, 40)}),  # without a producer
     ],
 )
 def test_blocks_without_transactions_leave_what_their_messages_by_themselves_do(listed, known):
@@ -154,7 +154,7 @@ def test_blocks_without_transactions_leave_what_their_messages_by_themselves_do(
         assert {p.producer: (p.last_ack, p.begin) for p in states.states()} == known
 
 
-def test_transaction_that_a_producer_begins_after_a_day_of_silence_is_known_behind_its_batch():
+def test_transaction_after_a_day_of_silence_is_known_after_its_batch():
     now = 2 * PRUNE_HORIZON
     listed = [
         UuidParts(A, 1, 0),

@@ -36,7 +36,7 @@ def test_all_objects_of_a_journal_lie_in_its_folder(prefix, find, replace, journ
 
 
 @given(prefixes, texts, texts, names, st.sampled_from(["", "a", "b=", "a/b"]), texts)
-def test_what_a_postfix_begins_with_is_no_risk(prefix, find, replace, journal, literal, rest):
+def test_prefix_of_a_postfix_is_not_a_risk(prefix, find, replace, journal, literal, rest):
     """A folder that is allowed since postfixes begin so holds all that have such a one."""
     rule = KeyRule(prefix=prefix.lstrip("/"), find=find, replace=replace)
     postfix = f"{literal}{{{{.Begin}}}}" if literal else ""

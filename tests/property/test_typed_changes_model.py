@@ -43,7 +43,7 @@ class Table:
         self._parser = parser_of(spec)
 
     def run(self, lines):
-        """Append lines, each of which has the number of its journal, and merge them."""
+        """Append lines with the number of their journal, and merge them."""
         new = [self.rows.slice(0, 0)]
         for number, journal in enumerate(JOURNALS):
             content = b"".join(line for line, at in lines if at == number)
@@ -106,7 +106,7 @@ def steps_of(draw, count):
 
 
 def told_by(database, steps):
-    """Do steps to a database. Return what Debezium tells of all, and of each moment the rows."""
+    """Do steps to a database. Return the events that Debezium sends for all steps, and the rows at each moment."""
     moments = []
     for name, arguments in steps:
         getattr(database, name)(*arguments)
@@ -141,7 +141,7 @@ def test_changes_in_any_order_and_again_become_the_source_rows(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_restarts_of_the_connector_take_no_row_back(seed):
-    """A connector that restarts tells again what it has told since it last committed its offset."""
+    """A connector that restarts sends again what it has sent since it last committed its offset."""
     draw, database = Random(seed), Database()
     lines, moments = told_by(database, steps_of(draw, 10))
     table, at = Table(spec_of()), 0

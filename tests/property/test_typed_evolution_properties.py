@@ -10,11 +10,16 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from gazette_platform.lake.spec.schema import ColumnType
-from gazette_platform.lake.spec.typed.columns import KEY_TYPES, SCALARS, TRANSFORMS, text_of
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.typed.columns import SYSTEM_COLUMNS, TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.spec.typed.typed_columns import SYSTEM_COLUMNS, TypedColumn
+from gazette_platform.lake.spec.types import (
+    KEY_TYPES,
+    SCALARS,
+    TRANSFORMS,
+    ColumnType,
+    parse_partition,
+    text_of,
+)
 from gazette_platform.lake.typed.schema.evolution import plan_evolution
 from gazette_platform.lake.typed.schema.iceberg_types import (
     new_partition_spec,
@@ -22,9 +27,9 @@ from gazette_platform.lake.typed.schema.iceberg_types import (
     spec_type,
 )
 
-# Few names, so that tables and specs have some in common, and those of which paths are made.
+# Few names, so that tables and specs have some in common, and those that paths are made of.
 NAMES = st.sampled_from(["a", "b", "c", "d", "element", "value", "key", "a_day"])
-# What widens is there more often than what does not.
+# What widens occurs more often than what does not.
 SCALAR = st.sampled_from(
     [*(ColumnType(name) for name in (*SCALARS, "int", "bigint", "float", "double"))]
     + [ColumnType("decimal", precision=p, scale=s) for p, s in ((5, 2), (9, 2), (9, 3))]

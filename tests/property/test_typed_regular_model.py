@@ -45,7 +45,7 @@ def screened(log, state, end, ring_size):
 
 
 def compare(steps, cuts, ring_size):
-    """Ranges one after the other, each by both ways: rows, their order, states, counts and what is told."""
+    """Ranges one after the other, each by both ways: rows, their order, states, counts and reports."""
     log = laid_out(steps)
     ends = [0, *(one.end for one in log)]
     state = JournalState()
@@ -81,7 +81,7 @@ def decided(*steps, known=None):
     return sorted(found.kept.to_pylist()), found.others.to_pylist()
 
 
-def test_transactions_and_messages_that_are_there_twice_need_no_sequencer():
+def test_repeated_transactions_and_messages_need_no_sequencer():
     one = [(0, 1, OUT), (1, 5, CONT), (0, 2, CONT), (1, 6, CONT), (0, 3, ACK), (1, 7, ACK)]
     assert decided(*one) == ([0, 1, 2, 3], [])
     # Appended once more, ACK and all; a span that is cut off waits.

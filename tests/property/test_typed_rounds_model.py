@@ -71,7 +71,7 @@ class Workers:
                 wanted = order.keep.to_pylist()
                 assert wanted == sorted(set(wanted))
                 kept = [one for one in messages if one.begin in wanted]
-                assert len(kept) == len(wanted), "what is kept is there"
+                assert len(kept) == len(wanted), "what is kept exists"
                 return self.written(kept)
         screen, kept = TaskScreen(order.task.begin, order.known), []
         for first in range(0, len(messages), self.block):
@@ -284,7 +284,7 @@ def test_workers_wrote_no_more_than_is_committed(more):
 
 
 def test_all_that_was_written_for_a_journal_that_is_given_up_was_in_vain():
-    """What is kept of plain tasks, what is told of others, and what came of orders just now."""
+    """What is kept of plain tasks, what others report, and what came of orders just now."""
     log = laid_out([(0, 1, OUT, 10), (0, 2, CONT, 10), (0, 3, ACK, 10)])
     workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
     turns = rounds_over(log, [0, 10, 20, 30])
@@ -333,7 +333,7 @@ def test_bytes_that_were_given_up_are_counted(state, lost):
     assert turns.outputs == [[30]]
 
 
-def test_first_task_is_told_what_was_there_before():
+def test_first_task_learns_the_former_state():
     log = laid_out([(0, clock, OUT, 10) for clock in (1, 2, 2, 3)])
     workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=False)
     state, _ = workers.run(None, [0, 20])
@@ -362,7 +362,7 @@ def test_sequencer_is_given_as_many_messages_as_fit(monkeypatch):
     assert workers.kinds.count(Kind.LOOK) == len(cuts) - 1
 
 
-def test_a_task_that_tells_its_messages_at_once_is_not_looked_at():
+def test_task_that_reports_its_messages_at_once_is_not_looked_at():
     log = laid_out([(0, 1, CONT, 10), (0, 2, ACK, 10)])
     workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
     _, rows = workers.run(None, [0, 10, 20])
@@ -421,7 +421,7 @@ def test_rows_outside_of_the_range_are_not_even_written():
     assert [one.begin for one in written] == [40, 50]
 
 
-def test_transaction_whose_end_is_gone_is_told():
+def test_transaction_without_an_end_is_reported():
     log = laid_out(TRANSACTIONS)
     workers, (state,) = read_by_runs(log, [0, 50])
     listed = [

@@ -62,7 +62,7 @@ class Runs:
         return kept, TaskSummary.parse(screen.summary(end).dump())
 
     def run(self, state, cuts):
-        """One run over tasks between `cuts`, of which the first is the state's offset."""
+        """One run over tasks between `cuts`; the first is the state's offset."""
         spans = list(pairwise(cuts))
         done = [self.task(begin, end) for begin, end in spans]
         verdict = join(state, [summary for _, summary in done])
@@ -71,7 +71,7 @@ class Runs:
             for number, known in verdict.known.items():
                 done[number] = self.task(*spans[number], known)
             verdict = join(state, [summary for _, summary in done])
-        assert not isinstance(verdict, Again), "told once, a task keeps nothing that is known"
+        assert not isinstance(verdict, Again), "reported once, a task keeps nothing that is known"
         plain = verdict.first if isinstance(verdict, Sequenced) else len(done)
         rows = [begin for kept, _ in done[:plain] for begin in kept]
         if isinstance(verdict, Plain):

@@ -1,4 +1,4 @@
-"""Sections `typed:` of whatever parts: what is taken makes a table, and what is not is told with its key."""
+"""Sections `typed:` of whatever parts: an accepted one makes a table, and a rejected one is reported with its key."""
 
 import msgspec
 from hypothesis import given, settings, strategies as st
@@ -92,7 +92,7 @@ WELL = st.fixed_dictionaries(
 
 @st.composite
 def sections(draw):
-    """Good ones, of which up to two parts are replaced."""
+    """Good ones with up to two parts replaced."""
     section = draw(WELL)
     for _ in range(draw(st.integers(0, 2))):
         name = draw(st.sampled_from(sorted(PARTS)))

@@ -41,7 +41,7 @@ WANTED = record_of("a", is_wanted=True)
 @pytest.mark.parametrize(
     ("record", "found", "options", "verdicts"),
     [
-        # Others have gone on, or nobody says who holds it.
+        # Others have gone on, or no record says who holds it.
         (record_of("b", past=(passed("a", end=70),)), [of("a")], {}, [upto(70)]),
         (record_of("b"), [of("a")], {}, [upto(0)]),
         (None, [of("a")], {}, [upto(0)]),
@@ -115,7 +115,7 @@ WANTED = record_of("a", is_wanted=True)
             {"is_given_up": True},
             [SAVE, SAVE],
         ),
-        # Copies that nothing tells from their originals.
+        # Copies that nothing distinguishes from their originals.
         (WANTED, [of("a", 90), of("a")], {}, [WAIT, LET_GO]),
         (WANTED, [of("a"), of("a")], {}, [LET_GO, WAIT]),
         (WANTED, [of("a", 90), of("a")], {"in_use": ["a"]}, [WAIT, WAIT]),
@@ -145,13 +145,13 @@ evidences = st.lists(
     st.builds(
         lambda tenure, end, is_whole, is_end_known, is_copied: Evidence(
             tenure,
-            REVISION + (tenure == "of a journal made anew"),
+            REVISION + (tenure == "of a journal made again"),
             end,
             is_whole=is_whole,
             is_end_known=is_whole or is_end_known,
             is_copied=is_copied,
         ),
-        st.sampled_from(["a", "a", "b", "of a journal made anew"]),
+        st.sampled_from(["a", "a", "b", "of a journal made again"]),
         st.integers(0, 3),
         st.booleans(),
         st.booleans(),
@@ -174,7 +174,7 @@ def test_order_of_folders_decides_nothing(found, is_wanted, rng):
 
 
 @given(evidences, st.sampled_from([("a",), ("b",), ("a", "b")]))
-def test_nobody_lets_go_below_the_furthest_copy(found, holders):
+def test_no_verdict_lets_go_below_the_furthest_copy(found, holders):
     record = record_of(*holders, is_wanted=True)
     verdicts = decided(record, *found)
     assert [verdict.todo for verdict in verdicts].count(Todo.LET_GO) <= 1
@@ -191,7 +191,7 @@ def test_nobody_lets_go_below_the_furthest_copy(found, holders):
 
 @given(evidences)
 def test_of_all_copies_of_the_only_holder_one_counts(found):
-    """Else nobody would store what it has, and an operator would give up what is proven."""
+    """Else no broker would store what it has, and an operator would give up what is proven."""
     copies = [one for one in found if one.tenure == "a" and not one.is_copied]
     verdicts = decided(WANTED, *copies)
     acting = [

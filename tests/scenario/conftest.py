@@ -185,7 +185,7 @@ class Cluster:
         return self
 
     def sync(self):
-        """Every primary tells the route of its items in all values, as brokers do."""
+        """Every primary puts the route of its items into all values, as brokers do."""
         for name in list(self.state.journals):
             route = self.state.route_of(name)
             if route.primary >= 0 and not self.state.is_consistent(name):

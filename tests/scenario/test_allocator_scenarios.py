@@ -288,7 +288,7 @@ async def test_z19_dead_members_are_replaced_and_survivors_promoted(cluster):
     # Promoted and added in one round; packed in another, once the primary has synced.
     assert await cluster.rounds() == 1
     assert await cluster.sync().settle() <= 2
-    # Packing does not change the route: nobody has to sync again.
+    # Packing does not change the route: no replica has to sync again.
     assert all(map(cluster.state.is_consistent, names(4)))
     cluster.assert_settled()
     assert cluster.assigned == {name: ["A1", "B2"] for name in names(4)}
@@ -327,13 +327,13 @@ async def test_rolling_deployment_moves_each_replica_a_few_times(cluster):
         assert cluster.loads()[old] == 0
         cluster.kill(old)
         cluster.assert_settled()
-    # Each member's share of 30 leaves once; new members get theirs of 26 before, some of which is
+    # Each member's share of 30 leaves once; new members get theirs of 26 before, and some of it is
     # then moved again.
     assert total <= 2.5 * 60 * 3
     assert max(cluster.loads().values()) <= 31
 
 
-async def test_changing_replication_keeps_what_is_there(cluster):
+async def test_changed_replication_keeps_existing_assignments(cluster):
     cluster.join(A1=99, A2=99, B1=99, B2=99, C1=99).items(1, *names(30))
     await cluster.settle()
     for replication in (3, 2, 3, 1, 2):
@@ -435,7 +435,7 @@ async def test_nothing_is_solved_or_written_when_nothing_changed(cluster):
     asked = []
     allocator._tell = lambda *args: asked.append(args)
     allocator._step = lambda *args: asked.append(args)
-    # Somebody writes the same route once more: one item is looked at, none is solved.
+    # A primary writes the same route once more: one item is looked at, none is solved.
     held = cluster.state.assignments_of("item/7")[0]
     await allocator._act(cluster.etcd.revision)
     assert not asked

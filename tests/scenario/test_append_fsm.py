@@ -220,7 +220,7 @@ def test_fs9_suspend_now_of_a_journal_with_content_is_partial():
 
 
 def test_fs9_the_open_fragment_is_rolled_even_if_it_is_not_the_first():
-    """It would not be persisted else, until somebody appends."""
+    """It would not be persisted else, until the next append."""
     machine = at_ready(NOW)
     play(machine, [(Ready(view(PARTIAL, spool=(512, 1024), index=(0, 1024))), TakeContent(1024))])
 
@@ -497,7 +497,7 @@ def test_an_event_out_of_place_is_a_fault_of_the_shell():
 
 
 def test_an_append_starts_over_until_its_content_is_taken():
-    """And once it ended, so that a refusal that nobody was told of can be looked at again."""
+    """And once it ended, so a refusal without a receiver can be looked at again."""
     machine = streaming()
     assert machine.start_over() == Resolve(0)
     machine = streaming()
@@ -510,7 +510,7 @@ def test_an_append_starts_over_until_its_content_is_taken():
     assert machine.content_length == 0
 
 
-def test_what_was_off_the_path_is_told():
+def test_detours_off_the_path_are_reported():
     machine = AppendFSM(REQUEST)
     play(machine, [*ON_THE_WAY[:2], (Written(77), Resolve(77))])
     assert machine.story == ["ASSIGNMENTS: Written(revision=77)"]
@@ -590,7 +590,7 @@ def test_replicas_that_change_before_content_send_an_append_back():
     play(machine, ON_THE_WAY)
 
 
-def test_replicas_that_change_behind_content_do_not():
+def test_replicas_that_change_after_content_do_not():
     machine = streaming()
     assert machine.step(Content(3)) is None
     with pytest.raises(RuntimeError):

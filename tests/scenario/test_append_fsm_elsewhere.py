@@ -86,7 +86,7 @@ def test_a_status_that_stays_is_reported_at_once(status):
     assert machine.step(found) == Fail(status)
 
 
-def test_whoever_is_asked_resumes_a_journal_that_nobody_serves():
+def test_any_broker_resumes_a_journal_without_a_primary():
     machine = asked_elsewhere()
     full = dataclasses.replace(SPEC, suspend=SuspendSpec(SuspendLevel.FULL, 42))
     found = Resolved(Status.SUSPENDED, is_local_primary=False, spec=full, revision=7)

@@ -57,7 +57,7 @@ NOBODY = ("local-BrokerSpec", "missing-from-Etcd")
 
 
 class Peer:
-    """A broker that records what it is sent, in bytes, and answers as told."""
+    """A broker that records what it is sent, in bytes, and sends the answers of the test."""
 
     def __init__(self):
         self.endpoint = ""
@@ -301,7 +301,7 @@ async def test_aa16_an_append_is_forwarded_as_it_comes(remote, peer, tasks):
     assert expected.route.endpoints == (peer.endpoint,)
     assert [await peer.next() for _ in range(4)] == [chunk(b"foo"), chunk(b"bar"), b"", None]
     answer = pb.AppendResponse(**response_of(stage, total_chunks=3))
-    answer.commit.journal = "told by the peer"
+    answer.commit.journal = "reported by the peer"
     peer.answers.put_nowait(answer.SerializeToString())
     assert await appending == (Status.OK, answer)
 
@@ -333,7 +333,7 @@ async def test_aa16_content_that_fails_is_reported_in_its_own_words(remote, peer
 
 async def test_aa17_the_peers_error_is_relayed(remote, peer, tasks):
     appending = spawn(tasks, remote.append(chunk(b"foo"), *COMMIT))
-    # Of a call that ends while it is being sent gRPC may tell only that: `WRITE_FAILED`.
+    # Of a call that ends while it is being sent gRPC may report only that: `WRITE_FAILED`.
     assert await peer.next()
     assert [await peer.next() for _ in range(3)] == [chunk(b"foo"), *COMMIT]
     peer.answers.put_nowait((grpc.StatusCode.UNKNOWN, "some kind of error"))
@@ -369,7 +369,7 @@ async def test_an_append_is_forwarded_with_a_token_of_ours(cluster, make, peer, 
     await appending
 
 
-async def test_content_that_fails_is_no_failure_of_the_peer(remote, peer, tasks):
+async def test_content_that_fails_is_not_a_failure_of_the_peer(remote, peer, tasks):
     suspected = []
     remote.context.peers.observe_failures(suspected.append)
     gone = RpcFailed(Code.CANCELLED, "the client has gone")
@@ -541,8 +541,8 @@ async def test_a_read_fails_when_no_replica_can_be_reached(stage):
         assert caught.value.code is Code.UNAVAILABLE
 
 
-async def test_a_client_that_takes_nothing_is_no_failure_of_the_peer(stage, peer):
-    """Else another replica would be asked, and the client told that this one cannot be reached."""
+async def test_client_that_takes_nothing_is_not_a_failure_of_the_peer(stage, peer):
+    """Else another replica would be asked, and the client would learn that this one cannot be reached."""
     suspected = []
     stage.context.peers.observe_failures(suspected.append)
     stage.member(ProcessId("zone-c", "another"), peer.endpoint)
@@ -602,7 +602,7 @@ async def test_fr1_rd13_what_may_not_be_read_is_not_forwarded(stage):
     assert pb.ReadResponse.FromString(raw).status == pb.NOT_ALLOWED
 
 
-async def test_nobody_is_told_of_an_empty_journal_whose_replica_is_not_there_yet(stage):
+async def test_empty_journal_is_not_reported_before_its_replica_exists(stage):
     """It is assigned to us, and could not be begun: what it holds is not known."""
     stage.spec()
     stage.assign(OURS, 0)
@@ -756,7 +756,7 @@ def _later(etcd):
     return dataclasses.replace(etcd, revision=etcd.revision + 1)
 
 
-async def test_rs13_rs14_what_a_forwarding_broker_tells(remote, tasks):
+async def test_rs13_rs14_answers_of_a_forwarding_broker(remote, tasks):
     ours = Header(OURS, remote.space.state.route_of(JOURNAL), remote.space.header)
     future = dataclasses.replace(ours.etcd, revision=ours.etcd.revision + 1)
     header = dataclasses.replace(ours, etcd=future)

@@ -69,7 +69,7 @@ def _config(options: argparse.Namespace) -> SoakConfig:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns: 0 if all is well, 1 if not, 2 if it was starved or could not be started."""
-    # What breaks here is meant to, and gRPC need not tell.
+    # What breaks here is meant to, and gRPC need not log it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         config = _config(_parse(arguments))

@@ -47,7 +47,7 @@ class ConsumerGroup:
             name: ConsumerServer(
                 folder / name,
                 program=programs[number % len(programs)],
-                etcd=etcd,  # until its proxy is there
+                etcd=etcd,  # until its proxy exists
                 prefix=prefix,
                 broker=brokers,
                 consumer_id=name,

@@ -263,7 +263,7 @@ class Nemesis:
         }
         self._doomed = {pid: fault for pid, fault in self._doomed.items() if pid in running}
         return "; ".join(
-            f"{running[pid]} runs on after {fault}, by which its lease has ended: was that done to it?"
+            f"{running[pid]} runs on after {fault}, when its lease has ended: was that done to it?"
             for pid, fault in self._doomed.items()
         )
 
@@ -281,7 +281,7 @@ class Nemesis:
         return what
 
     async def revive(self) -> None:
-        """Start processes that have ended, and tell those that must not have."""
+        """Start processes that have ended, and report those that must not have."""
         ended = [
             *[(n, b.pid, b.log_of_run) for n, b in self._brokers.brokers.items() if b.has_ended],
             *[(n, s.pid, s.log_of_run) for n, s in self._consumers.servers.items() if s.has_ended],

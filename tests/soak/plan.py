@@ -25,12 +25,12 @@ class Kind(StrEnum):
     """SIGSTOP past the lease, then SIGCONT: what it still does must count for nothing."""
     PAUSE_BROKER = "pause-broker"
     CUT_CONSUMER = "cut-consumer"
-    """It does not reach etcd, and nobody reaches it, shorter or longer than its lease."""
+    """It does not reach etcd, and no other process reaches it, shorter or longer than its lease."""
     CUT_BROKER = "cut-broker"
     CUT_BROKERS = "cut-brokers"
-    """Nobody reaches any broker, neither consumers nor other brokers; all of them reach etcd, and keep their leases."""
+    """No broker can be reached, neither by consumers nor by other brokers; all of them reach etcd, and keep their leases."""
     LOSE_ANSWERS = "lose-answers"
-    """What a broker is asked is done, and nobody is told: answers are held, and then connections are reset."""
+    """What a broker is asked is done without an answer: answers are held, and then connections are reset."""
     KILL_ETCD = "kill-etcd"
     """SIGKILL, and started again within all leases."""
     PAUSE_ETCD = "pause-etcd"
@@ -136,7 +136,7 @@ def _lasts(kind: Kind, lease_s: float) -> tuple[float, float]:
 
 
 def episodes(plan: Iterator[Fault], seed: int) -> Iterator[tuple[Fault, ...]]:
-    """Faults that come together: one, or two of which one is of a broker and the other of a consumer."""
+    """Faults that come together: one, or one of a broker and one of a consumer."""
     dice = random.Random(f"episodes/{seed}")
     one, others = next(plan), plan
     while True:

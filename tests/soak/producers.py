@@ -44,10 +44,10 @@ class JumpingClock:
 
 @final
 class OddSums:
-    """Publishes sums of nobody's chunks among those of the consumers, by a clock of its own.
+    """Publishes sums without chunks among those of the consumers, by a clock of its own.
 
     Args:
-        expect: is told of a sum before it is published.
+        expect: called with each sum before it is published.
     """
 
     def __init__(

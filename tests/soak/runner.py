@@ -98,7 +98,7 @@ async def run_soak(config: SoakConfig, *, say: Callable[[str], None]) -> SoakRes
 @final
 @dataclass(slots=True)
 class _Streams:
-    """What chunkers tell."""
+    """What chunkers report."""
 
     expected: dict[bytes, Sum] = field(default_factory=dict)
     late_s: list[float] = field(default_factory=list)
@@ -130,7 +130,7 @@ class _Streams:
         self.miscounted = miscounted(tallies)
 
     def reasons(self) -> list[str]:
-        """Why not all is well, the most telling first."""
+        """Return why not all is well, the clearest reason first."""
         is_all_read = self.is_all_read and not self.is_cut
         return [
             *self.sums.reasons(is_all_read=is_all_read),
@@ -200,7 +200,7 @@ class _Run:
                     is_starved=lambda: self._is_starved(watchdog),
                 )
                 await nemesis.settle()
-                self._say(f"{len(shards)} shards are there")
+                self._say(f"{len(shards)} shards exist")
                 await self._play(client, consumers, nemesis, shards)
                 reasons = [*self._streams.reasons(), *nemesis.troubles]
                 reasons += await self._end(consumers, nemesis)
@@ -352,7 +352,7 @@ class _Run:
         shards: dict[str, str],
         timeout_s: float,
     ) -> None:
-        """Once all is read that was published, look at what is there of it."""
+        """Once all is read that was published, look at what exists of it."""
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -404,18 +404,18 @@ class _Run:
         codes = await asyncio.gather(*map(consumers.leave, consumers.names))
         reasons = []
         for name, code in zip(consumers.names, codes, strict=True):
-            text = f"{name} ended with {code} when all were told to leave"
+            text = f"{name} ended with {code} when all were asked to leave"
             if code != 0:
                 reasons.append(Late(text) if code is None else text)
         return reasons
 
     def _unforeseen(self) -> list[str]:
-        """Errors of logs that nobody foresaw."""
+        """Return unforeseen errors in logs."""
         reasons = []
         for log in sorted(self._folder.glob("*/*.log")):
             found = unforeseen(log.read_text(errors="replace"))
             reasons += [
-                f"{log.parent.name} logged what nobody foresaw: {text}"
+                f"{log.parent.name} logged an unforeseen error: {text}"
                 for text in found[:_ERRORS_SHOWN]
             ]
         return reasons

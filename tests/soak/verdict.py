@@ -1,4 +1,4 @@
-"""Whether all sums are there, once, and right, in time. Pure."""
+"""Whether all sums exist, once, and right, in time. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sums:
     missing: tuple[str, ...] = ()
     twice: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    """Sums of streams that nobody published to their end."""
+    """Sums of streams that were not published to their end."""
 
     @property
     def count(self) -> int:
@@ -40,7 +40,7 @@ class Sums:
         told = {
             "wrong": self.wrong,
             "missing": self.missing,
-            "there more than once": self.twice,
+            "duplicated": self.twice,
             "of streams that were not published": self.unknown,
         }
         found = []
@@ -96,7 +96,7 @@ class SoakResult:
     late_s_max: float
     """Seconds from the last chunk of a stream to its sum, at most."""
     reasons: list[str] = field(default_factory=list)
-    """Why it is not ok, the most telling first."""
+    """Return why it is not ok, the clearest reason first."""
     folder: str = ""
     """Where logs are kept; empty: they are not."""
     left_out: int = 0

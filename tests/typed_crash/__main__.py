@@ -20,7 +20,7 @@ def _play(run: Run, world: World) -> TypedCrashResult:
 _COMMAND = SeededCases(
     name="typed-crash",
     module="tests.typed_crash",
-    description="Kill runs of typed tables wherever they stand, and see that each message is there once.",
+    description="Kill runs of typed tables wherever they stand, and check that each message exists once.",
     cases=CASES,
     case_s=240.0,
     open_world=open_world,

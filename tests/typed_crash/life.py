@@ -58,7 +58,7 @@ _LIMITS = Limits(task_bytes=2000)
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """What a life is told."""
+    """The orders of a life."""
 
     folder: Path
     """For what it leaves behind: `trace`, `report.json`, `log`; and `held` and `go`."""
@@ -88,7 +88,7 @@ class LifeReport:
     """What a life that was not killed says of itself."""
 
     outcome: str
-    """``published``, ``idle``, or the class of the error by which it failed."""
+    """``published``, ``idle``, or the class of the error that ended it."""
     text: str
     is_whole: bool = False
     """Whether nothing is left to be done of what it was to do."""
@@ -108,7 +108,7 @@ def live(life: Life) -> None:
     _count_files(calls)
     try:
         report = _lived(life, calls)
-    except Exception:  # noqa: BLE001  the outermost scope of this process: all that is left is to tell
+    except Exception:  # noqa: BLE001  the outermost scope of this process: all that is left is to report
         traceback.print_exc()
         sys.exit(1)
     finally:
@@ -259,7 +259,7 @@ def _kind_of(location: str) -> str:
 
 
 def _hold(calls: Calls, folder: Path, name: str, at: int) -> None:
-    """Have a call wait before it is made, until somebody says go."""
+    """Let a call wait before it is made, until the parent says go."""
     call: Callable[..., Any] = calls.call
     count = 0
 
@@ -268,7 +268,9 @@ def _hold(calls: Calls, folder: Path, name: str, at: int) -> None:
         count += called.startswith(name)
         if count == at and called.startswith(name):
             (folder / "held").touch()
-            wait_until((folder / "go").exists, timeout_s=_HELD_TIMEOUT_S, what="nobody said go")
+            wait_until(
+                (folder / "go").exists, timeout_s=_HELD_TIMEOUT_S, what="the parent did not say go"
+            )
         return call(called, *arguments)
 
     calls.call = held  # type: ignore[method-assign]

@@ -87,7 +87,7 @@ class Writer:
 
     random: Random
     name: str = ""
-    """Of the journal, in keys of which there are several messages; empty: each message has a key of its own."""
+    """Of the journal, in keys that have several messages; empty: each message has its own key."""
     number: int = 0
     clocks: list[int] = field(
         default_factory=lambda: [_CLOCK + 1000 * n for n in range(1, len(PRODUCERS) + 1)]
@@ -102,7 +102,7 @@ class Writer:
         """What one append holds.
 
         Args:
-            acts: of which one is drawn: ``out``, ``continue``, ``ack``, ``rollback``, ``again``, ``odd``.
+            acts: one of these is drawn: ``out``, ``continue``, ``ack``, ``rollback``, ``again``, ``odd``.
         """
         draw = self.random
         who, act = draw.randrange(len(PRODUCERS)), draw.choice(acts)

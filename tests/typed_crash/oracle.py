@@ -1,4 +1,4 @@
-"""What there is to be, from what was appended alone: said again, without a line of what is tried. Pure."""
+"""The expected rows, from what was appended alone, without a line of the code under test. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProducerAt(NamedTuple):
     waiting: int
     """Messages of that."""
     again: int
-    """How many times some of these were there again. A run knows where an open transaction begins, and no clock of it:
+    """How many times some of these occurred again. A run knows where an open transaction begins, and no clock of it:
     what comes again in a later run than before waits as well, until the transaction ends."""
 
 
@@ -70,11 +70,11 @@ class Expected(NamedTuple):
 
 
 def expected_of(appended: Sequence[Appended], former: Sequence[Appended] = ()) -> Expected:
-    """What somebody finds who reads a journal from end to end, and forgets nothing.
+    """What a reader finds who reads a journal from end to end, and forgets nothing.
 
     Args:
         appended: to the journal.
-        former: to the one of that name before it, all of which was read. Its open transactions went with it.
+        former: to the one of that name before it, which was read whole. Its open transactions went with it.
     """
     acked: dict[bytes, int] = {}
     spans: dict[bytes, _Span] = {}

@@ -109,7 +109,7 @@ class Loosen:
 
 @dataclass(frozen=True)
 class Damage:
-    """Somebody deletes some rows by hand, and has some there twice."""
+    """An operator deletes some rows by hand, and doubles others."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _broken(draw: Random, journals: int) -> Iterator[object]:
 
 
 def _doubled(draw: Random, journals: int) -> Iterator[object]:
-    """Two runs at once, one of which may be killed."""
+    """Two runs at once; one may be killed."""
     for _ in range(4):
         yield from _appends(draw, journals, draw.choice((_PLAIN, _SPANS)))
         yield Both(draw.choice((None, Fault("killed after", draw.randint(5, 50)))))

@@ -16,9 +16,9 @@ from msgspec import structs
 from gazette_platform import Change
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.spec.table_spec import parse_table_spec
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import TooLate, patient, wait_until
@@ -61,7 +61,7 @@ _LIFE_TIMEOUT_S = 600.0
 _SETTLE_TIMEOUT_S = 900.0
 _HELD_TIMEOUT_S = 300.0
 _LOG_TAIL = 3000
-# Of records of which a column is required that some lack.
+# Of records that lack a required column at times.
 _LACKING = 0.3
 _COLUMNS = (("n", "bigint"), ("k", "string"), ("at", "timestamptz"))
 # What a life may fail by: a neighbour that answers wrongly, or another life that was first.
@@ -70,7 +70,7 @@ _EXPECTED = {"TypedFenced", "LakeError", "TransportError", "StoreUnavailable"}
 
 @dataclass
 class Facts:
-    """What is there of a case when its history is over."""
+    """What exists of a case when its history is over."""
 
     case: Case
     wanted: dict[str, Expected] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Player:
         self.facts = Facts(case)
 
     def play(self) -> Facts:
-        """All of it. Returns: what is there then. Errors are among its problems."""
+        """All of it. Returns: what exists then. Errors are among its problems."""
         began_at = time.monotonic()
         try:
             self._folder.mkdir(parents=True)
@@ -197,7 +197,7 @@ class Player:
                 self._change(step)
 
     def _change(self, step: Any) -> None:
-        """Do what somebody does to journals, to the spec, or to the table by hand."""
+        """Do what an operator does to journals, to the spec, or to the table by hand."""
         match step:
             case Widen():
                 self._widen()
@@ -292,7 +292,7 @@ class Player:
         return self._forks.begin(live, life, name=folder.name), folder
 
     def _ranges(self, *, is_all: bool) -> dict[str, list[tuple[int, int]]]:
-        """Offsets to be backfilled of all journals, or of some, of which there is a row or a record for sure."""
+        """Offsets to be backfilled of all journals, or of some that have a row or a record for sure."""
         read = self._tables.offsets()
         if is_all:
             return {name: [(0, end)] for name, end in read.items() if end}

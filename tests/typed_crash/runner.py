@@ -1,4 +1,4 @@
-"""Plays cases, some at a time, and judges what is there then."""
+"""Plays cases, some at a time, and judges the outcome."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def run_typed_crash(
     plant: str = "",
     starved_by: Callable[[], str] = lambda: "",
 ) -> TypedCrashResult:
-    """Play cases in a world, and judge what is there then.
+    """Play cases in a world, and judge the outcome.
 
     Args:
         seed: that the cases are of.
         cases: what to play.
         world: its servers.
-        say: is told what was found.
-        show: is told what is under way.
+        say: called with what was found.
+        show: called with what is under way.
         database: of the tables; new in its world.
         plant: a fault of the lives, see `life.Life`.
         starved_by: says what starved the run so far, see `MachineWatch.cause`.

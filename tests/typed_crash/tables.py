@@ -1,4 +1,4 @@
-"""The tables of a case as others have them: who maintains and damages them, and who looks what is there."""
+"""The tables of a case as others have them: who maintains and damages them, and who reads them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Tables"]
 
 _DAY_S = 86400.0
-# Spark keeps orphans for a day, whatever it is told.
+# Spark keeps orphans for a day, whatever the options say.
 _ORPHANS_S = 25 * 3600.0
 
 
@@ -103,7 +103,7 @@ class Tables:
         return {name: one.offset for name, one in journals.items()}
 
     def found(self, *, has_late: bool, is_parted: bool) -> Found:
-        """What there is, by Spark, and what the table says of itself.
+        """The rows, by Spark, and what the table says of itself.
 
         Raises: LakeError: there is no table.
         """

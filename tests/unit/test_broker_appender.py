@@ -557,7 +557,7 @@ async def test_unforeseen_error_ends_the_appends_that_met_it(bench, monkeypatch,
     assert bench.read() in (b"before after", b"before secondafter")
 
 
-async def test_unforeseen_error_in_telling_of_it_stops_no_journal(bench, monkeypatch):
+async def test_unforeseen_error_in_a_notification_stops_no_journal(bench, monkeypatch):
     await bench.append(b"before ")
     with monkeypatch.context() as broken:
         broken.setattr(bench.replicator, "reset", lambda _: {}["unforeseen"])

@@ -73,9 +73,9 @@ async def test_fs23_a_stream_into_a_read_only_journal(bench):
     assert bench.appender.spool.file is None
 
 
-async def test_a_stream_behind_a_batch_that_its_disk_refused_starts_over(bench, monkeypatch):
-    """Its offset and registers were looked at as if the batch were there."""
-    bench.spool.is_leaving = True  # so that nobody waits for the disk to get well
+async def test_stream_after_a_batch_that_its_disk_refused_starts_over(bench, monkeypatch):
+    """Its offset and registers were looked at as if the batch existed."""
+    bench.spool.is_leaving = True  # so that no caller waits for the disk to get well
     real, failures = os.pwrite, [OSError(5, "Input/output error")]
 
     def pwrite(*arguments):

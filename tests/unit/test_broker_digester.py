@@ -188,7 +188,7 @@ async def test_complete_of_an_empty_spool_is_nothing(bench):
 
 
 @pytest.mark.parametrize("length", [1000, MIB])
-async def test_s8_who_asks_is_told_of_a_broken_disk(bench, length, monkeypatch):
+async def test_s8_broken_disk_is_reported_to_who_asks(bench, length, monkeypatch):
     """Rather than to wait for it: other replicas can serve, and appends are tried again."""
     bench.append(length)
     real, failures = os.preadv, [OSError(5, "I/O error")]

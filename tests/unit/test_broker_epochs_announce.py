@@ -1,4 +1,4 @@
-"""Nobody goes on below the end of a holder that is about to store what it has."""
+"""No broker goes on below the end of a holder that is about to store what it has."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def claimed(record, *holders, end, **options):
     return claim(record, create_revision=7, holders=frozenset(holders), end=end, **options)
 
 
-def test_whom_an_operator_lets_go_on_does_so_behind_it():
+def test_broker_released_by_an_operator_goes_on_after_it():
     record = announced(A)
     for is_reset in (False, True):
         decision = claimed(record, OTHER, end=50, is_reset=is_reset)
@@ -50,7 +50,7 @@ def test_whom_an_operator_lets_go_on_does_so_behind_it():
     assert stands.valid_to == 70
 
 
-def test_another_holder_goes_on_behind_it():
+def test_another_holder_goes_on_after_it():
     record = announced(A, B)
     assert claimed(record, B, end=60) == GoOn(70, REGISTERS)
     decision = claimed(record, B, end=70)
@@ -100,7 +100,7 @@ def saved(*holders, head=70, registers=REGISTERS):
 def test_reset_goes_on_with_the_registers_that_are_known():
     """At the end of the store, which may lack what the registers are of."""
     record = saved(A)
-    assert claimed(record, OTHER, end=40) == Await((A,), None), "they let nobody go on"
+    assert claimed(record, OTHER, end=40) == Await((A,), None), "they let no broker go on"
     known = claimed(record, OTHER, end=40, registers=LabelSet(), is_reset=True)
     assert known == GoOn(40, REGISTERS)
     decision = claimed(record, OTHER, end=40, registers=REGISTERS, is_reset=True)

@@ -226,7 +226,7 @@ def test_answers_about_a_former_instance_do_not_count():
     world.see(fresh, Seen.ACCEPTED)
     for _ in range(12):
         assert world.step(Connected(SUSPECT, Seen.REFUSED), wait=0.1) == []
-    assert world.step(Connected(peer("c/nobody"), Seen.REFUSED)) == []
+    assert world.step(Connected(peer("c/stranger"), Seen.REFUSED)) == []
 
 
 def test_a_new_accusation_needs_new_testimonies():
@@ -280,7 +280,7 @@ def test_an_instance_that_accepted_is_still_known_when_its_key_changed():
     assert any(world.see(changed, Seen.REFUSED) == [Accuse(changed)] for _ in range(12))
 
 
-def test_a_broker_that_is_no_member_accuses_nobody():
+def test_broker_that_is_not_a_member_accuses_no_other():
     world = World(OWN, OTHER, SUSPECT)
     world.accuse()
     assert world.members(OTHER, SUSPECT) == [Withdraw(SUSPECT)]

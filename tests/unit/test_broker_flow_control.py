@@ -63,7 +63,7 @@ def test_time_that_we_hold_the_client_back_is_not_charged():
     assert flow.underflows(60.501)
 
 
-def test_a_minimum_of_zero_judges_nobody():
+def test_minimum_of_zero_judges_no_stream():
     assert not Flow.start(0, 0.0).underflows(1e9)
 
 

@@ -65,7 +65,7 @@ async def test_nothing_is_gone_before_others_were_asked_and_all_readers_ask_once
     assert bench.gaps.may_skip(0)
 
 
-async def test_who_waits_is_told_to_ask_again_and_the_question_goes_on(tasks):
+async def test_caller_that_waits_is_asked_to_come_back_and_the_question_goes_on(tasks):
     bench = Bench(tasks, wait_s=0.05)
     with pytest.raises(RpcFailed, match="content at 7 that is not stored yet") as caught:
         await bench.gaps.wait_skip(7)
@@ -133,7 +133,7 @@ async def test_what_others_have_had_for_six_hours_is_not_waited_for(bench):
     assert not bench.gaps.may_skip(0)
 
 
-async def test_who_saw_all_of_a_journal_asks_nobody(bench):
+async def test_complete_replica_queries_no_peer(bench):
     bench.gaps.on_commit(0)
     assert bench.gaps.may_skip(0)
 
@@ -165,7 +165,7 @@ async def test_what_the_primary_jumps_over_is_gone_and_nothing_else(bench):
     assert bench.gaps.may_skip(0)
 
 
-async def test_what_is_expected_yet_is_waited_for_and_nobody_is_asked_for_it_again(tasks):
+async def test_expected_content_is_waited_for_and_not_asked_for_again(tasks):
     bench = Bench(tasks, wait_s=0.05)
     bench.comes = (0,)
     bench.answers.put_nowait(True)

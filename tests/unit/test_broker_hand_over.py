@@ -26,7 +26,7 @@ class Leased:
 
 
 class Statuses:
-    """Tells one status after the other, and the last one for ever."""
+    """Returns one status after the other, and the last one for ever."""
 
     def __init__(self, *statuses):
         self._statuses = list(statuses)
@@ -69,18 +69,18 @@ async def test_who_keeps_journals_to_the_last_waits_for_what_others_hand_over():
     assert await told(waits, waits, last, timeout_s=10.0) == 3
 
 
-async def test_nobody_is_waited_for_longer_than_the_time_out():
+async def test_no_peer_is_waited_for_longer_than_the_timeout():
     assert await told(status(4, is_awaited=True), timeout_s=0.25) < 6
     assert await told(status(4, can_complete=True), timeout_s=0.25) < 6
 
 
-async def test_a_lone_broker_waits_for_nobody():
+async def test_lone_broker_does_not_wait():
     assert await told(status(4), timeout_s=None, members=1) == 1
 
 
 @pytest.mark.parametrize("can_complete", [True, False])
-async def test_nobody_waits_beyond_the_lease(can_complete):
-    """Etcd may be away: nobody would ever take over, and content would be stored by nobody."""
+async def test_no_broker_waits_beyond_the_lease(can_complete):
+    """Etcd may be away: no broker would ever take over, and none would store content."""
     assert await told(status(4, can_complete=can_complete), timeout_s=None, lease_s=0.25) < 6
 
 
@@ -94,7 +94,7 @@ async def test_nobody_waits_beyond_the_lease(can_complete):
         ((True, False, True), 1, True, True),
     ],
 )
-async def test_who_leaves_with_all_others_waits_only_for_what_nobody_else_knows(
+async def test_broker_that_leaves_with_all_others_waits_only_for_what_no_other_knows(
     exiting, hosts, stays_for_others, waits
 ):
     clock = SystemClock()
@@ -141,7 +141,7 @@ async def test_who_has_said_that_it_leaves_waits_to_see_it():
     assert seen == [17]
 
 
-async def test_nobody_insists_beyond_the_lease_on_saying_that_it_leaves():
+async def test_broker_does_not_insist_beyond_the_lease_on_saying_that_it_leaves():
     """Etcd may be away for good, and what it holds is stored only then."""
     space = SimpleNamespace(state=SimpleNamespace(members=dict.fromkeys(range(3))))
     context = SimpleNamespace(clock=SystemClock(), space=space)

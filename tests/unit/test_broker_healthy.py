@@ -87,7 +87,7 @@ async def test_no_append_waits_for_a_store_that_does_not_answer(store, away, clo
         await store.wait_health_change(store.health)
 
 
-async def test_nobody_asks_for_checks_of_a_store_that_is_well(store, away, clock):
+async def test_healthy_store_is_not_checked_again(store, away, clock):
     away.is_back = True
     assert not await wait_healthy(store, clock)
     clock.advance(10.0)

@@ -41,7 +41,7 @@ def test_a_member_with_a_lease_may_speak(membership):
     assert membership.problem == ""
 
 
-def test_nobody_speaks_before_the_lease_is_there(state):
+def test_broker_does_not_speak_before_its_lease(state):
     assert "run out" in Membership(state, OWN).problem
 
 

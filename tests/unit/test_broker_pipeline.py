@@ -126,7 +126,7 @@ async def bench():
 
 
 async def test_streams_are_given_up_if_another_cannot_be_opened(bench):
-    """A peer of which etcd knows no endpoint: the others must not wait for a stream that is nobody's."""
+    """A peer without an endpoint in etcd: the others must not wait for a stream without a receiver."""
     bench.pipeline.abandon()
     opened = Peer()
 
@@ -361,7 +361,7 @@ async def test_fs5_a_failed_sync_says_so(bench):
     assert len(bench.broken) == 1
 
 
-async def test_a_sync_that_nobody_answers_ends(bench):
+async def test_unanswered_sync_ends(bench):
     with pytest.raises(RpcFailed, match=r"gatherSync: no answer from all replicas within 0\.01 s"):
         await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=0.01)
     assert not bench.pipeline.is_usable
@@ -383,7 +383,7 @@ async def test_nothing_of_it_goes_on_once_it_is_closed(bench, how):
     assert len(bench.tasks) == 0
 
 
-async def test_p1_close_tells_the_end_and_awaits_theirs(bench, monkeypatch):
+async def test_p1_close_sends_the_end_and_awaits_theirs(bench, monkeypatch):
     monkeypatch.setattr(module, "_CLOSE_TIMEOUT_S", 60.0)
     bench.pipeline.send(encode_replicate_content([b"x"], 0))
     async with asyncio.timeout(10):

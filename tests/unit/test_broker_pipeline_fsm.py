@@ -149,7 +149,7 @@ def test_p2_only_the_first_error_counts():
     assert machine.step(Replied(0, OK)) is None
 
 
-def test_p2_nobody_answers_unasked():
+def test_p2_no_replica_answers_unasked():
     broke = pipeline().step(Replied(0, OK))
     assert broke == Broke('recv from zone:"A" suffix:"peer-1" : unexpected response: ')
 

@@ -45,8 +45,8 @@ async def test_a_revision_is_waited_for_by_an_append_right_behind_another(bench)
     assert span(await waiting) == (Status.OK, 3, 4)
 
 
-async def test_each_append_of_a_batch_is_told_the_registers_that_it_left(bench):
-    """Who holds a register by them would be told of another's."""
+async def test_each_append_of_a_batch_gets_the_registers_that_it_left(bench):
+    """The holder of a register would get another's."""
     first = bench.submit(b"x", union_registers=LabelSet.of(owner="1"))
     second = bench.submit(b"y", union_registers=LabelSet.of(owner="2"))
     assert (await first).registers == LabelSet.of(owner="1")
@@ -54,8 +54,8 @@ async def test_each_append_of_a_batch_is_told_the_registers_that_it_left(bench):
     assert bench.journal.commits[-1] == (1, 5, 2, 2), "one batch"
 
 
-async def test_nobody_is_told_registers_that_did_not_come_about(bench):
-    """Who was told of another owner takes itself for fenced."""
+async def test_no_append_gets_registers_that_did_not_come_about(bench):
+    """A caller that gets another owner takes itself for fenced."""
     await bench.append(b"1234", union_registers=LabelSet.of(owner="B"))
     bench.journal.refusal = "the lease of this broker has run out"
     owns = {
@@ -87,7 +87,7 @@ async def test_a_claim_that_is_answered_the_same_again_and_again_is_given_up(ben
 
 
 async def test_a_reset_begins_with_the_registers_of_who_let_go_there(bench):
-    """Once replicas are there, they keep what they have."""
+    """Once replicas exist, they keep what they have."""
     held = LabelSet.of(holder="one")
     bench.journal.gate.set()
     bench.journal.is_consistent = False

@@ -14,7 +14,7 @@ from gazette_platform.serving.interface import Code, RpcFailed
 
 
 class Call:
-    """A call of the gRPC library of which operations fail."""
+    """A call of the gRPC library whose operations fail."""
 
     def __init__(self, **failures):
         self.failures = failures
@@ -81,7 +81,7 @@ async def test_content_that_ends_early_ends_the_call():
     assert call.sent == [b"first", b"content", None]
 
 
-async def test_nobody_waits_for_a_sender_that_failed():
+async def test_failed_sender_is_not_waited_for():
     call = Call()
     sender = Sender(GrpcCall(call), Content(ZeroDivisionError("unforeseen")))
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""A replica: its timers, what it tells of its fragments, and when it stops being the journal's.
+"""A replica: its timers, what it reports of its fragments, and when it stops being the journal's.
 
 Long because all cases drive one bench.
 """
@@ -231,7 +231,7 @@ async def test_a_busy_journal_is_looked_at_again(bench):
 
 
 async def test_a_fragment_that_a_former_primary_left_open_closes_at_the_end_of_its_window(bench):
-    """Nobody else closes it, however long no append comes."""
+    """Nothing else closes it, however long no append comes."""
     await bench.append(b"first ")
     await bench.append(b"second")
     bench.replica.on_change(is_primary=False)
@@ -361,7 +361,7 @@ async def test_fc4_appends_are_held_back_no_more_once_the_assignments_change(ben
     bench.configure(rate=2000)
     bench.apply()
     bench.replica.on_change(is_primary=True)
-    assert not released.is_set(), "another spec is no hand-over"
+    assert not released.is_set(), "another spec is not a hand-over"
     bench.route = Route((*bench.route.members, ProcessId("B", "peer-1")), 0)
     bench.replica.on_change(is_primary=True)
     assert released.is_set()
@@ -384,7 +384,7 @@ async def test_fs16_more_than_five_failed_checks_are_the_end(bench):
 
 
 async def test_fs16_appends_wait_no_longer_once_a_store_has_failed_for_long(bench):
-    """Its next check is 100 s away: callers that gave up before it were told no reason."""
+    """Its next check is 100 s away: callers that gave up before it got no reason."""
     bench.store.set(StoreUnavailable("still bad"), checks=6)
     async with asyncio.timeout(5):
         assert await bench.replica.wait_ready() == "fragment store file:/// unhealthy: still bad"
@@ -451,7 +451,7 @@ async def test_a_journal_without_stores_needs_none(bench):
     await bench.replica.index.first_refresh.wait()
     bench.configure(stores=())
     bench.apply()
-    bench.store.set(StoreUnavailable("nobody asks"), checks=9)
+    bench.store.set(StoreUnavailable("no caller asks"), checks=9)
     assert bench.replica.is_ready
 
 
@@ -554,7 +554,7 @@ async def test_a_partly_suspended_journal_is_suspended_fully_once_it_is_empty(be
 
 
 # ------------------------------------------------------------------------------------------- holes
-async def test_a_replica_that_begins_behind_content_lists_the_store_until_it_is_there(bench):
+async def test_replica_that_begins_after_content_lists_the_store_until_it_appears(bench):
     replica = bench.replica
     await replica.index.first_refresh.wait()
     assert not replica.is_filling
@@ -608,7 +608,7 @@ async def test_a_roll_at_the_end_of_what_is_known_leaves_no_hole(bench):
     assert not bench.replica.is_filling
 
 
-async def test_only_the_end_of_what_is_missing_has_to_be_there(bench):
+async def test_only_the_end_of_missing_content_must_exist(bench):
     """What precedes it may have been pruned; what ends before it does not fill the hole."""
     replica = bench.replica
     await replica.index.first_refresh.wait()
@@ -624,7 +624,7 @@ async def test_only_the_end_of_what_is_missing_has_to_be_there(bench):
 
 
 @pytest.mark.parametrize("by_own", [False, True], ids=["a listing showed it", "it was stored here"])
-async def test_nobody_waits_for_what_was_stored_before_a_spool_began_and_is_pruned(bench, by_own):
+async def test_pruned_content_from_before_a_spool_is_not_waited_for(bench, by_own):
     replica = bench.replica
     await replica.index.first_refresh.wait()
     replica.spool.roll(100)
@@ -655,15 +655,15 @@ async def test_others_are_asked_for_what_a_spool_that_goes_on_elsewhere_did_not_
     assert not replica.gaps.may_skip(50)
 
 
-async def test_the_head_lies_behind_what_others_store_still(bench):
+async def test_head_lies_after_what_others_store_still(bench):
     replica = bench.replica
     await bench.append(b"foo")
     replica.spool.roll(100)
     assert (replica.index.summary.end, replica.head, replica.missing_at) == (3, 100, 99)
 
 
-async def test_a_journal_goes_on_behind_a_head_that_was_noted_and_lacks_nothing(bench):
-    """Who noted it had stored all before; or that is gone, and nobody is about to bring it."""
+async def test_journal_goes_on_after_a_noted_head_and_lacks_nothing(bench):
+    """Who noted it had stored all before; or that is gone, and no broker is about to bring it."""
     replica = bench.replica
     await replica.index.first_refresh.wait()
     bench.spec = replace(bench.spec, suspend=SuspendSpec(SuspendLevel.NONE, 100))
@@ -708,7 +708,7 @@ async def test_a_replica_that_closes_ends_the_reads_that_wait(bench):
     bench.make()  # for the end of the test
 
 
-async def test_a_store_that_was_pruned_is_no_hole(bench):
+async def test_pruned_store_is_not_a_hole(bench):
     replica = bench.replica
     await replica.index.first_refresh.wait()
     replica.spool.roll(100)

@@ -137,14 +137,14 @@ def test_rp4_rp5_mismatches_say_what_we_have():
     assert answer == Answer(MISMATCH, own, EMPTY)
 
 
-def test_rp6_a_mismatch_that_nobody_waits_for_ends_the_stream():
+def test_rp6_unexpected_mismatch_ends_the_stream():
     machine = ReplicateFSM(state(0, b"content"))
     (effect,) = machine.on_proposal(proposal(fragment(0, b"c"), acknowledge=False), ZERO_SUM)
     assert isinstance(effect, Abort)
     assert effect.text.startswith("no ack requested but status != OK: status:PROPOSAL_MISMATCH ")
 
 
-def test_proposals_that_nobody_waits_for_are_not_answered():
+def test_proposals_without_a_waiter_are_not_answered():
     machine = ReplicateFSM(state(0, b"content"))
     effects = machine.on_proposal(proposal(fragment(7), acknowledge=False), ZERO_SUM)
     assert effects == (Roll(7, SNAPPY, EMPTY),)

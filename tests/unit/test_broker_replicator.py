@@ -142,7 +142,7 @@ async def test_fs24_a_replica_that_fails_leaves_the_outcome_open(bench, monkeypa
 
 
 async def lost_on_its_way(bench, monkeypatch):
-    """An append that was proposed, and reached nobody."""
+    """An append that was proposed, and reached no replica."""
     await bench.append(b"before ")
     held = [Held(monkeypatch, node) for node in bench.nodes.values()]
     waiting = bench.submit(b"lost")
@@ -169,7 +169,7 @@ async def test_what_a_replica_may_have_that_is_not_there_keeps_its_offsets(bench
     assert bench.primary.content() == b"before lostafter"
 
 
-async def test_no_replica_is_moved_behind_what_nobody_has(bench, monkeypatch):
+async def test_no_replica_is_moved_after_content_without_a_copy(bench, monkeypatch):
     """Its primary may leave before it says more: the journal would go on after a hole."""
     await lost_on_its_way(bench, monkeypatch)
     held = asyncio.Event()
@@ -519,7 +519,7 @@ async def test_fs4_a_peer_that_knows_a_later_route_is_believed(bench, monkeypatc
     assert not bench.replicator.has_peers
     for link in links:
         assert link.up.get_nowait() is not None
-        assert link.up.get_nowait() is None, "the peer is told the end"
+        assert link.up.get_nowait() is None, "the peer gets the end"
 
 
 async def test_fs7_waiting_for_the_spool_can_be_cancelled(bench):
@@ -632,11 +632,11 @@ async def test_batch_that_cannot_be_recorded_is_unknown_to_replicas(bench, monke
     ("lacking", "content"),
     [
         pytest.param((B,), b"before maybe after", id="some have it"),
-        pytest.param((A, B), b"before after", id="nobody has it"),
+        pytest.param((A, B), b"before after", id="no replica has it"),
     ],
 )
 async def test_after_unforeseen_error_proposals_under_way_end(bench, monkeypatch, lacking, content):
-    """As their streams do: nobody would tell them of an answer."""
+    """As their streams do: they would never learn of an answer."""
     monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)  # the second append goes at once
     await bench.append(b"before ")
     held = [Held(monkeypatch, bench.nodes[peer]) for peer in lacking]

@@ -73,7 +73,7 @@ async def test_who_was_proposed_content_is_remembered_over_streams_that_follow(b
     assert bench.primary.content() == b"before seen after"
 
 
-async def test_what_nobody_has_is_forgotten_though_a_replica_lags(bench, monkeypatch):
+async def test_content_without_a_copy_is_forgotten_though_a_replica_lags(bench, monkeypatch):
     """It restarts where the settled content ends, and all the others with it."""
     await bench.append(b"a ")  # which alone is the first fragment
     await bench.append(b"fragment ")
@@ -87,7 +87,7 @@ async def test_what_nobody_has_is_forgotten_though_a_replica_lags(bench, monkeyp
 
 
 async def lost_where_a_fragment_ends(bench, monkeypatch, lengths):
-    """Appends that were proposed and reached nobody; each is more than a fragment should hold."""
+    """Appends that were proposed and reached no replica; each is more than a fragment should hold."""
     monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)  # each is proposed at once
     await bench.append(b"before ")
     held = [Held(monkeypatch, node) for node in bench.nodes.values()]
@@ -123,7 +123,7 @@ async def test_what_no_replica_has_is_forgotten_where_a_fragment_ends(bench, mon
 
 
 @ENDING
-async def test_no_replica_is_moved_behind_what_nobody_has_where_a_fragment_ends(
+async def test_no_replica_is_moved_after_content_without_a_copy_where_a_fragment_ends(
     bench, monkeypatch, lengths
 ):
     """Its primary may leave before it says more: the journal would go on after a hole."""
@@ -147,7 +147,7 @@ async def test_no_replica_is_moved_before_all_are_there_to_take_what_another_may
 
 
 async def leave_while_one_hangs(bench, monkeypatch, node):
-    """The primary syncs for an append, of which `node` does not hear, and leaves."""
+    """The primary syncs for an append that `node` does not hear of, and leaves."""
     held = asyncio.Event()
     monkeypatch.setattr(node, "serve", lambda _: held.wait())
     waiting = bench.submit(b"never")
@@ -283,7 +283,7 @@ async def test_what_is_under_way_is_answered_before_replicas_that_came_are_synce
 
 
 @pytest.mark.parametrize("broken", [A, B], ids=["the first", "the last"])
-async def test_a_sync_whose_streams_broke_behind_the_answers_leaves_nobody_out(
+async def test_sync_whose_streams_broke_after_the_answers_leaves_no_replica_out(
     bench, monkeypatch, broken
 ):
     """The primary took all replicas for synced, and acknowledged what it alone had."""

@@ -53,7 +53,7 @@ def test_signs_of_html_are_escaped_as_go_does():
     assert b'"message":"a \\u003c b"' in error_line("a < b", INVALID_ARGUMENT)
 
 
-def test_suspension_is_there_if_a_spec_has_it():
+def test_suspension_is_printed_if_a_spec_has_it():
     response = pb.ListResponse()
     response.journals.add().spec.suspend.offset = 9
     assert b'"suspend":{"level":"NONE","offset":"9"}' in result_line(response)
@@ -101,7 +101,7 @@ def test_requests_may_name_fields_in_either_way_and_give_numbers_as_text():
         b'{"journal":1}',
     ],
 )
-def test_bodies_that_are_no_request_are_refused(body):
+def test_bodies_that_are_not_requests_are_refused(body):
     with pytest.raises(ValidationError, match="the body is no ReadRequest"):
         parse_request(pb.ReadRequest, body)
 

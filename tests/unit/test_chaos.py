@@ -91,7 +91,7 @@ def test_gap_lasts_from_the_first_attempt_to_the_next_success():
     assert gaps_of(history) == [Gap("a/journal", 1, 5)]
 
 
-def test_refusal_for_the_request_is_no_gap():
+def test_refusal_of_the_request_is_not_a_gap():
     history = History(appends=[append(0, 0.1, "fail", error="RegisterMismatch: x"), append(9, 9.1)])
     assert gaps_of(history) == []
 

@@ -98,7 +98,7 @@ def test_read_of_what_was_not_under_way_when_brokers_were_killed_is_not_allowed(
 @pytest.mark.parametrize(("head", "count"), [(150, 0), (151, 1)])
 def test_head_that_was_never_reached_goes_too_far_by_what_was_under_way(head, count):
     lost = append(9, outcome="unknown", content=b"x" * 50)
-    text = "r was told of a write head, beyond 100"
+    text = "r got a write head, beyond 100"
     beyond = Anomaly("precommitted-read", "a", text, (poll(10, write_head=head),))
     assert left(beyond, KILLED, appends=[lost]) == count
     assert left(beyond, KILLED) == 1
@@ -109,7 +109,7 @@ def test_head_that_was_never_reached_goes_too_far_by_what_was_under_way(head, co
 def test_head_of_the_future_goes_too_far_by_what_was_under_way(head, count):
     lost = append(9, outcome="unknown", content=b"x" * 50)
     later = append(20, begin=100, end=101)
-    text = "r was told of a write head before w, which lies below it, was invoked"
+    text = "r got a write head before w, which lies below it, was invoked"
     early = Anomaly("G1c-realtime", "a", text, (poll(10, write_head=head), later))
     assert left(early, KILLED, appends=[lost]) == count
     assert left(early, KILLED) == 1
@@ -122,9 +122,7 @@ def test_head_goes_back_by_what_was_under_way(head, count):
     lost = append(9, outcome="unknown", content=b"x" * 50)
     slow = append(9.9, content=b"yy", completed_at=30)
     told = poll(10, write_head=head)
-    back = Anomaly(
-        "nonmonotonic-head", "a", "told of a write head", (told, poll(11, write_head=100))
-    )
+    back = Anomaly("nonmonotonic-head", "a", "got a write head", (told, poll(11, write_head=100)))
     assert left(back, KILLED, appends=[lost, slow]) == count
     assert left(back, KILLED, appends=[slow]) == 1
     early = replace(back, operations=(poll(5, write_head=head), poll(11, write_head=100)))
@@ -135,7 +133,7 @@ def test_head_goes_back_by_what_was_under_way(head, count):
 def test_head_goes_back_by_what_was_under_way_as_all_ended_and_is_stored_later(head, count):
     lost = append(9, outcome="unknown", content=b"x" * 50)
     polls = poll(25, write_head=head), poll(26, write_head=100)
-    back = Anomaly("nonmonotonic-head", "a", "told of a write head", polls)
+    back = Anomaly("nonmonotonic-head", "a", "got a write head", polls)
     assert left(back, (8, 12, "etcd-away"), appends=[lost]) == count
     assert left(back, (8, 12, "kill"), appends=[lost]) == 1
     assert left(back, (8, 12, "etcd-away")) == 1
@@ -153,7 +151,7 @@ def test_what_was_acknowledged_is_never_excused(name):
 
 def test_registers_outlive_all_brokers():
     held, none = LabelSet.of({"a": "b"}), LabelSet()
-    gone = Anomaly("nonlinearizable", "a", "was told {}", (append(5, held), append(20, none)))
+    gone = Anomaly("nonlinearizable", "a", "got {}", (append(5, held), append(20, none)))
     for kind in FaultKind:
         assert left(gone, (9.5, 12, kind)) == 1
 
@@ -169,7 +167,7 @@ def test_registers_are_empty_and_nothing_else_after_a_journal_was_suspended():
         (append(20, outcome="fail", error="RegisterMismatch"), 1),
         (append(20, outcome="unknown"), 0),
     ]:
-        anomaly = Anomaly("nonlinearizable", "a", "was told", (append(5, held), second))
+        anomaly = Anomaly("nonlinearizable", "a", "got", (append(5, held), second))
         report = Report(anomalies=[anomaly])
         allow(report, History(), [], [(6, 7, "a")], replication=3)
         assert len(report.anomalies) == count, second
@@ -177,7 +175,7 @@ def test_registers_are_empty_and_nothing_else_after_a_journal_was_suspended():
 
 def test_registers_are_empty_after_a_journal_was_suspended():
     held, none = LabelSet.of({"a": "b"}), LabelSet()
-    gone = Anomaly("nonlinearizable", "a", "was told {}", (append(5, held), append(20, none)))
+    gone = Anomaly("nonlinearizable", "a", "got {}", (append(5, held), append(20, none)))
     other = replace(gone, operations=(append(5, held), append(20, LabelSet.of({"a": "z"}))))
     for anomaly, suspension, count in [
         (gone, (6, 7, "a"), 0),
@@ -194,11 +192,9 @@ def test_registers_are_empty_after_a_journal_was_suspended():
 @pytest.mark.parametrize("name", ["stale-head", "nonmonotonic-head"])
 def test_head_that_comes_with_content_may_be_old_and_one_that_ends_a_read_may_not(name):
     piece, fault, begun = Piece.of(0, b"content"), (8, 9, "pause"), [append(-100)]
-    old = Anomaly(name, "a", "told of 7", (append(5), poll(10, piece)))
+    old = Anomaly(name, "a", "got 7", (append(5), poll(10, piece)))
     assert left(old, fault, appends=begun) == 0
-    assert (
-        left(Anomaly(name, "a", "told of 7", (poll(9, piece), poll(10))), fault, appends=begun) == 1
-    )
+    assert left(Anomaly(name, "a", "got 7", (poll(9, piece), poll(10))), fault, appends=begun) == 1
     assert left(old, appends=begun) == 1, "nothing moves without a fault"
     assert left(old, (11, 12, "pause"), appends=begun) == 1
     assert (
@@ -213,7 +209,7 @@ def test_head_that_comes_with_content_may_be_old_and_one_that_ends_a_read_may_no
 @pytest.mark.parametrize(("begun_at", "count"), [(5, 0), (-60, 1)])
 def test_head_may_be_old_while_journals_are_assigned_for_the_first_time(begun_at, count):
     """A replica that is made after the first fragment knows no more than what the store has."""
-    old = Anomaly("stale-head", "a", "told of 7", (append(5), poll(10, Piece.of(0, b"content"))))
+    old = Anomaly("stale-head", "a", "got 7", (append(5), poll(10, Piece.of(0, b"content"))))
     report = Report(anomalies=[old])
     allow(report, History(appends=[append(begun_at)]), [], replication=3)
     assert len(report.anomalies) == count
@@ -221,10 +217,10 @@ def test_head_may_be_old_while_journals_are_assigned_for_the_first_time(begun_at
 
 @pytest.mark.parametrize(("met", "streams", "count"), [(10, 10, 0), (11, 10, 11), (30, 300, 0)])
 def test_heads_are_old_for_few_readers(met, streams, count):
-    """As when brokers tell the end of a fragment in place of that of the journal."""
+    """As when brokers report the end of a fragment in place of that of the journal."""
     polls = [poll(10, Piece.of(0, b"x"), stream=n) for n in range(streams + met)]
     old = [Anomaly("stale-head", "a", "told", (append(5), one)) for one in polls[:met]]
-    old.append(replace(old[0], text="a stream may tell it often"))
+    old.append(replace(old[0], text="a stream may report it often"))
     report = Report(anomalies=list(old))
     allow(report, History(polls=polls[:streams]), [(8, 9, "pause")], replication=3)
     assert len(report.anomalies) == (count and count + 1)
@@ -266,7 +262,7 @@ def test_readers_may_wait_for_as_long_as_appends_are_refused(waited_s, names):
     assert [anomaly.name for anomaly in report.anomalies] == names
 
 
-def test_some_tails_stay_until_it_can_be_told_that_they_are_stuck():
+def test_some_tails_stay_until_it_is_certain_that_they_are_stuck():
     rng = random.Random(7)
     tails = [_session_s(rng, ReaderKind.TAIL, 6.0) for _ in range(100)]
     assert 10 < sum(session_s > unavailable_s_max(6.0) for session_s in tails) < 50

@@ -37,7 +37,7 @@ BROKERS = {
 
 
 class Client:
-    """Tells routes, one after another, and the last one for ever."""
+    """Returns routes, one after another, and the last one for ever."""
 
     def __init__(self, *routes):
         self._routes = list(routes)

@@ -88,7 +88,7 @@ def tenures(home):
     return found
 
 
-def test_garbage_comes_behind_what_is_recorded_and_nothing_else(tmp_path, home, tenures):
+def test_garbage_comes_after_what_is_recorded_and_nothing_else(tmp_path, home, tenures):
     heads = (home / "heads").read_bytes()
     assert tear_spools(tmp_path, random.Random(7), is_deep=False) == []
     assert (home / "heads").read_bytes() == heads

@@ -32,7 +32,7 @@ def content(tag, length=SIZE):
 
 
 class Story:
-    """Writes a history by hand. Instants are numbers, one unit an operation unless told."""
+    """Writes a history by hand. Instants are numbers, one unit an operation by default."""
 
     def __init__(self):
         self.history = History()
@@ -133,7 +133,7 @@ def test_concurrent_appends_may_lie_in_any_order(story):
     assert story.check().is_valid
 
 
-def test_unknown_append_may_be_there_or_not(story):
+def test_unknown_append_may_exist_or_not(story):
     story.append("a", "unknown")
     story.append("b", "unknown")
     report = story.check(final=content("b"))
@@ -142,7 +142,7 @@ def test_unknown_append_may_be_there_or_not(story):
 
 
 @pytest.mark.parametrize(("outcome", "attempts"), [("unknown", 3), ("ok", 3)])
-def test_retried_append_may_be_there_as_often_as_attempted(story, outcome, attempts):
+def test_retried_append_may_exist_as_often_as_attempted(story, outcome, attempts):
     story.append("a", outcome, attempts=attempts)
     assert story.check(final=3 * content("a")).is_valid
 
@@ -295,14 +295,14 @@ def test_acknowledgement_with_the_digest_of_other_bytes(story):
     only(story.check(), "inconsistent-offsets", op)
 
 
-def test_failed_append_that_is_there(story):
+def test_failed_append_that_exists(story):
     story.append("a")
     op = story.append("b", "fail", error="NotAllowed")
     only(story.check(final=content("a") + content("b")), "G1a", op)
 
 
 @pytest.mark.parametrize("part", [slice(20), slice(10, 25), slice(20, SIZE)])
-def test_part_of_an_append_is_there(story, part):
+def test_part_of_an_append_exists(story, part):
     story.append("a")
     op = story.append("b", "unknown")
     only(story.check(final=content("a") + content("b")[part]), "G0", op)
@@ -317,11 +317,11 @@ def test_mixed_appends(story):
     assert set(report.anomalies[0].operations) == {one, two}
 
 
-def test_bytes_of_nobody(story):
+def test_bytes_without_an_append(story):
     story.append("a")
-    report = story.check(final=content("a") + b"garbage that nobody wrote")
+    report = story.check(final=content("a") + b"garbage that no client wrote")
     assert found(report) == ["unexpected"]
-    assert "[32, 57)" in str(report)
+    assert "[32, 60)" in str(report)
 
 
 def test_order_of_one_process(story):
@@ -376,7 +376,7 @@ def test_refusal_at_what_was_the_head(story):
     only(report, "wrong-refusal", last, op)
 
 
-def test_acknowledged_append_of_a_journal_that_nobody_read(story):
+def test_acknowledged_append_of_an_unread_journal(story):
     op = story.append("a")
     only(check_history(story.history), "unseen", op)
 
@@ -547,7 +547,7 @@ def test_pruned_content_that_was_read_is_what_was_acknowledged(story, keep):
     only(story.check(final=content("c"), begin=2 * SIZE), "inconsistent-offsets", op, wrong)
 
 
-def test_pruned_content_that_nobody_was_told_of_is_not_compared(story):
+def test_pruned_content_that_no_reader_learnt_of_is_not_compared(story):
     story.append("a", "unknown", at=(0, 1))
     story.bytes = content("a")
     story.append("b")
@@ -556,7 +556,7 @@ def test_pruned_content_that_nobody_was_told_of_is_not_compared(story):
     assert story.check(final=content("b"), begin=SIZE).is_valid
 
 
-def test_kept_bytes_that_differ_behind_what_was_pruned(story):
+def test_kept_bytes_that_differ_after_what_was_pruned(story):
     story.append("a")
     story.append("b")
     story.poll((SIZE - 4, 2 * SIZE), offset=SIZE - 4)
@@ -691,7 +691,7 @@ def test_refusal_while_a_change_was_given_up(story):
     assert story.check().is_valid
 
 
-def test_registers_of_before_the_history_count(story):
+def test_registers_from_before_the_history_count(story):
     story.append("a", check=IF_ME)
     story.history.finals[JOURNAL] = FinalContent(JOURNAL, 0, story.bytes, YOU)
     assert found(check_history(story.history)) == ["nonlinearizable"]

@@ -165,7 +165,7 @@ async def written(tmp_path, broker, *tags, **settings):
     return load_history(tmp_path / "history.jsonl")
 
 
-async def test_writes_of_an_append_writer_may_be_there_as_often_as_they_were_sent(tmp_path, broker):
+async def test_writes_of_an_append_writer_may_exist_as_often_as_they_were_sent(tmp_path, broker):
     journal = broker.journal("a/journal")
     history = await written(tmp_path, broker, "w1-0", "w1-1")
     assert [(op.outcome, op.attempts) for op in history.appends] == [(Outcome.OK, 1)] * 2

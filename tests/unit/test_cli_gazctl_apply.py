@@ -45,7 +45,7 @@ def test_changed_spec_without_revision_shows_the_difference(gazctl, broker, tmp_
     assert broker.journals["a/one"].spec.fragment.length == 2097152
 
 
-def test_suspension_of_a_journal_is_no_difference(gazctl, broker):
+def test_suspension_of_a_journal_is_not_a_difference(gazctl, broker):
     gazctl("apply", stdin=TWO_JOURNALS)
     journal = broker.journals["a/one"]
     suspended = SuspendSpec(SuspendLevel.FULL, 7)

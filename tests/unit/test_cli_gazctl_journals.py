@@ -269,7 +269,7 @@ def test_journals_are_named_as_arguments(gazctl, broker):
 
 
 @pytest.mark.parametrize("command", [("read", "-l", "name=a/one"), ("fragments",)])
-def test_what_is_no_time_is_wrong_usage(gazctl, broker, command):
+def test_invalid_time_is_wrong_usage(gazctl, broker, command):
     broker.journal("a/one")
     done = gazctl(*command, "--from", "yesterday")
     assert done.code == 1
@@ -493,6 +493,6 @@ def test_options_are_named_as_they_are_given(gazctl):
     assert "--broker.address: must begin with" in gazctl("list", "--broker.address", "x").err
 
 
-def test_colons_of_addresses_are_no_emoji(gazctl, broker):
+def test_colons_of_addresses_are_not_emoji(gazctl, broker):
     broker.fail("List", Fault(code=grpc.StatusCode.UNKNOWN, details="cannot ask broker:1234: no"))
     assert "cannot ask broker:1234: no" in gazctl("list").err

@@ -43,7 +43,7 @@ def put(broker, name, retention_s, root):
         end = min(begin + 10, 25)
         file = root / name / f"{begin:016x}-{end:016x}-{'01' * 20}.raw"
         file.write_bytes(b"stored")
-        os.utime(file, (1000, 1000))  # as the fake broker tells
+        os.utime(file, (1000, 1000))  # as the fake broker reports
 
 
 def test_prune_removes_what_is_older_than_the_retention(gazctl, broker, tmp_path):

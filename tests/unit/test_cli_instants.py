@@ -73,7 +73,7 @@ def test_a_time_without_offset_is_utc_wherever_this_machine_is(text, expected):
         "٣",
     ],
 )
-def test_what_is_no_time_is_refused_with_the_forms_there_are(text):
+def test_invalid_time_is_refused_with_the_valid_forms(text):
     with pytest.raises(ValidationError, match="expected Unix seconds"):
         parse_instant(text, NOW_S)
 

@@ -1,4 +1,4 @@
-"""What commands of tables say to somebody who writes the wrong thing: which right one is near."""
+"""What commands of tables say to a user who mistypes: which right name is near."""
 
 import doctest
 from datetime import UTC, datetime
@@ -102,7 +102,7 @@ def test_parts_of_a_table_with_a_key_are_refused_before_any_server_is_asked(tabl
     assert "typed.packages has the key a" in err
 
 
-def test_nothing_is_meant_by_a_name_of_which_none_is_near(tables, capsys):
+def test_name_without_a_similar_one_gets_no_suggestion(tables, capsys):
     err = told(capsys, "lake", "describe", "invoices", "--tables", str(tables))
     assert "is of table invoices" in err
     assert "did you mean" not in err
@@ -164,7 +164,7 @@ def test_what_is_meant_is_bounded():
     assert meant("o" * 1_000_000, many) == []
 
 
-def test_specs_of_journals_are_no_table_and_the_other_way_round(tables, tmp_path, capsys):
+def test_journal_specs_are_not_tables_and_tables_are_not_journal_specs(tables, tmp_path, capsys):
     (tmp_path / "journals.yaml").write_text(JOURNALS)
     (tmp_path / "packages.yaml").write_text(TABLE)
     err = told(capsys, "lake", "apply", str(tmp_path / "journals.yaml"), "--tables", str(tables))

@@ -119,7 +119,7 @@ def test_label_without_name_or_value_is_refused(label):
         labels_of([label])
 
 
-def test_directory_is_no_name_of_a_journal():
+def test_directory_is_not_a_name_of_a_journal():
     with pytest.raises(ValidationError, match=r"events/ names a directory.*events/part=0"):
         new_journal("events/", replication=1, stores=())
 

@@ -1,4 +1,4 @@
-"""Programs ask servers of their own machine directly, though a proxy is there for others."""
+"""Programs ask servers of their own machine directly, though a proxy exists for others."""
 
 from __future__ import annotations
 

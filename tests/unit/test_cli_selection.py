@@ -35,12 +35,12 @@ def test_names_or_a_selector_but_not_both_nor_neither(names, selector):
         Selection.of(names, selector)
 
 
-def test_a_name_with_signs_of_selectors_is_no_selector():
+def test_name_with_signs_of_selectors_is_not_a_selector():
     with pytest.raises(ValidationError):
         Selection.of(["name=a, env=b"], None)
 
 
-def test_each_journal_that_was_named_has_to_be_there():
+def test_each_named_journal_must_exist():
     selection = Selection.of(["a/one", "a/two", "b/"], None)
     selection.check(["a/one", "a/two"])
     with pytest.raises(JournalNotFound, match=r"^a/two: JOURNAL_NOT_FOUND"):

@@ -86,7 +86,7 @@ async def test_append_takes_async_content():
 
 
 async def test_content_that_comes_slowly_is_sent_as_it_comes():
-    """All of it waited here for the end, and brokers end an append of which nothing comes."""
+    """All of it waited here for the end, and brokers end an append that sends nothing."""
     may_go_on, sent = asyncio.Event(), []
 
     async def slow():
@@ -318,7 +318,7 @@ async def test_ap2_ap5_an_early_refusal_ends_the_append_of_who_is_writing(fault,
         (1000, errors.StatusError),
     ],
 )
-async def test_ap3_each_status_is_its_error_and_tells_the_route(status, error):
+async def test_ap3_each_status_is_its_error_and_carries_the_route(status, error):
     async with connected(retry_timeout_s=0.0) as (broker, client):
         broker.fail("Append", *[Fault(status=status)] * 3)
         with pytest.raises(error) as caught:
@@ -328,7 +328,7 @@ async def test_ap3_each_status_is_its_error_and_tells_the_route(status, error):
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN])
-async def test_ap3_a_failed_call_tells_no_route(code):
+async def test_ap3_failed_call_carries_no_route(code):
     async with connected(retry_timeout_s=0.0) as (broker, client):
         broker.fail("Append", *[Fault(code=code)] * 3)
         with pytest.raises(TransportError):
@@ -336,7 +336,7 @@ async def test_ap3_a_failed_call_tells_no_route(code):
         assert client._transport.routes.get("a/journal") is None
 
 
-async def test_ap3_an_invalid_response_is_an_error_and_tells_no_route(monkeypatch):
+async def test_ap3_invalid_response_is_an_error_and_carries_no_route(monkeypatch):
     async with connected() as (broker, client):
         monkeypatch.setattr(type(broker), "header", lambda _: pb.Header(route=pb.Route(primary=-1)))
         text = "validating broker response: Header.Etcd: invalid ClusterId"
@@ -375,7 +375,7 @@ async def test_ap6_an_append_that_is_cancelled_appends_nothing():
         assert broker.journals["a/journal"].content == b"next"
 
 
-async def test_as2_as8_aborted_appends_vanish_and_tell_why():
+async def test_as2_as8_aborted_appends_vanish_and_say_why():
     def aborted():
         yield b"never seen"
         raise ValueError("no more")
@@ -425,7 +425,7 @@ async def test_an_append_at_an_offset_whose_answer_was_lost_is_proven_by_its_byt
 
 @pytest.mark.parametrize("others", [b"others' content", b"minE", b"minE and more"])
 async def test_an_append_at_an_offset_that_others_took_is_refused_all_the_same(others):
-    """The first attempt broke before it was applied, and another one was there before the next."""
+    """The first attempt broke before it was applied, and another one came before the next."""
     async with connected() as (broker, client):
         taken_by_others(broker, others)
         with pytest.raises(WrongAppendOffset) as refused:
@@ -487,7 +487,7 @@ async def test_a_refusal_behind_a_lost_answer_proves_nothing(status):
 
 
 async def test_pieces_without_a_byte_prove_nothing():
-    """They are at any offset, whoever was there first."""
+    """They are at any offset, whoever came first."""
     async with connected() as (broker, client):
         broker.journals["a/journal"].content += b"before"
         broker.fail("Append", LOST, Fault(status=pb.REGISTER_MISMATCH))
@@ -504,7 +504,7 @@ async def test_an_offset_that_cannot_be_read_leaves_the_outcome_unknown():
             await client.append("a/journal", b"x", offset=6)
 
 
-async def test_an_error_says_whether_the_content_may_be_there():
+async def test_error_says_whether_the_content_may_exist():
     async with connected(retry_timeout_s=0, append_timeout_s=0.2) as (broker, client):
         broker.fail("Append", LOST, Fault(stall=True))
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""The append service against a broker that fails as told."""
+"""The append service against a broker that fails on order."""
 
 import asyncio
 import gc
@@ -42,7 +42,7 @@ def content(broker, journal="a/one"):
     return bytes(broker.journals[journal].content)
 
 
-async def test_appends_of_many_tasks_share_rpcs_and_each_is_told_its_own_span():
+async def test_appends_of_many_tasks_share_rpcs_and_each_gets_its_own_span():
     async with serving() as (broker, service):
         records = [b"%d;" % n * (1 + n % 7) for n in range(2000)]
         spans = await asyncio.gather(*(service.append("a/one", each) for each in records))
@@ -184,7 +184,7 @@ async def test_as10_a_failed_dependency_ends_its_journal_and_shows_in_what_is_pe
             await service.append("a/one", b"later")
         with pytest.raises(JournalNotFound):
             await lost
-        # Whoever comes after all others is told, too.
+        # Whoever comes after all others gets it, too.
         pending = service.pending(but="a/two")
         assert len(pending) == 2
         with pytest.raises(DependencyFailed):
@@ -224,7 +224,7 @@ async def test_a_future_that_had_failed_before_fails_what_comes_after_it(end):
         assert content(broker) == b""
 
 
-async def test_an_append_waits_for_a_future_and_those_behind_it_wait_too():
+async def test_append_waits_for_a_future_and_those_after_it_wait_too():
     async with serving() as (broker, service):
         future = asyncio.get_running_loop().create_future()
         tasks = [
@@ -271,7 +271,7 @@ async def test_a_reset_of_a_journal_that_has_not_failed_changes_nothing():
         tasks.append(start(service.append("a/one", b"second;")))
         await turns()
         service.reset("a/one")
-        service.reset("a/two")  # of which there is nothing
+        service.reset("a/two")  # which has nothing
         tasks.append(start(service.append("a/one", b"third;")))
         assert await asyncio.gather(*tasks) == [(0, 6), (6, 13), (13, 19)]
         assert content(broker) == b"first;second;third;"
@@ -300,7 +300,7 @@ async def test_only_the_batch_under_way_may_be_applied_when_the_client_closes():
 
 
 async def test_after_an_unknown_outcome_later_appends_are_known_not_to_be_made():
-    """And who flushes is told that what was written before may be there."""
+    """And who flushes learns that what was written before may exist."""
     config = {"retry_timeout_s": 0.2}
     async with FakeBroker() as broker:
         broker.journal("a/one")
@@ -371,7 +371,7 @@ async def test_appends_of_other_options_are_rpcs_of_their_own():
     ("journal", "data", "message"),
     [("a/one", b"", "nothing to append"), ("not a name!", b"x", "Journal: ")],
 )
-async def test_what_is_no_append_is_refused_and_takes_no_room(journal, data, message):
+async def test_invalid_append_is_refused_and_takes_no_room(journal, data, message):
     async with serving() as (broker, service):
         with pytest.raises(ValidationError, match=message):
             await service.append(journal, data)
@@ -421,7 +421,7 @@ async def test_records_go_out_by_themselves_and_keep_their_place_among_appends()
             writer.write(b"8")
 
 
-async def test_as7_a_buffer_that_is_full_refuses_again_and_again_and_loses_nothing_of_before():
+async def test_as7_full_buffer_refuses_again_and_loses_nothing_accepted():
     async with serving(buffer_bytes_max=2 << 20) as (broker, service):
         writer = service.writer("a/one")
         accepted = []
@@ -483,7 +483,7 @@ async def test_a_writers_failure_is_raised_by_all_that_follows():
             service.writer("not a name!")
 
 
-async def test_a_writer_tells_of_records_that_were_lost_before_a_reset():
+async def test_writer_reports_records_that_were_lost_before_a_reset():
     async with serving() as (broker, service):
         writer = service.writer("a/one")
         broker.fail("Append", Fault(status=pb.REGISTER_MISMATCH))
@@ -496,7 +496,7 @@ async def test_a_writer_tells_of_records_that_were_lost_before_a_reset():
             await writer.flush()
         assert service.buffered_bytes == 0
         assert await service.append("a/one", b"z") == (0, 1)
-        assert content(broker) == b"z", "nothing came behind what was lost"
+        assert content(broker) == b"z", "nothing came after what was lost"
 
 
 async def test_tickets_keep_no_batch_of_the_past():

@@ -50,7 +50,7 @@ async def test_other_content_is_streamed(make):
 
 
 async def test_the_first_append_is_streamed():
-    """Without a connection nobody could tell whether it was sent."""
+    """Without a connection it is unknown whether it was sent."""
     async with FakeBroker() as broker:
         broker.journal("a/journal")
         async with AsyncClient(ClientConfig(address=broker.address)) as client:

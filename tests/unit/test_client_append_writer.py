@@ -54,7 +54,7 @@ async def test_as1_writes_gather_while_an_append_is_under_way():
     async with connected() as (broker, client):
         writer = client.append_writer("a/journal")
         first = await writer.write(b"one")
-        await turns()  # the first append starts with what is there
+        await turns()  # the first append starts with what is queued
         later = [await writer.write(b"x") for _ in range(10)]
         assert await first == (0, 3)
         assert await later[-1] == (12, 13)
@@ -105,7 +105,7 @@ async def test_as3_batches_end_at_their_bound_and_writes_stay_whole():
     async with connected() as (broker, client):
         writer = client.append_writer("a/journal", batch_bytes_max=10)
         await writer.write(b"0000")
-        await turns()  # the first append starts with what is there
+        await turns()  # the first append starts with what is queued
         for n in range(1, 8):
             await writer.write(b"%d" % n * 4)
         await writer.close()
@@ -233,7 +233,7 @@ async def test_threads_share_a_synchronous_writer():
             assert mine == sorted(mine)
 
 
-async def test_what_is_no_bytes_harms_no_write_of_other_threads():
+async def test_write_that_is_not_bytes_harms_no_other_thread():
     """It is refused, or taken as the bytes that it is now: what is gathered is joined later."""
     numbers = memoryview(array.array("I", [1, 2]))
     async with FakeBroker() as broker:
@@ -295,7 +295,7 @@ async def test_append_whose_connection_breaks_is_made_again(monkeypatch, method)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unforeseen"), MemoryError()], ids=repr)
-async def test_an_unexpected_error_is_told_by_every_ticket_and_ends_the_writer(monkeypatch, error):
+async def test_unexpected_error_fails_every_ticket_and_ends_the_writer(monkeypatch, error):
     attempts = itertools.count(1)
     original = append_queue.append
     has_begun, more_is_written = asyncio.Event(), asyncio.Event()
@@ -330,7 +330,7 @@ async def test_an_unexpected_error_is_told_by_every_ticket_and_ends_the_writer(m
         assert broker.journals["a/journal"].content == b"one "
 
 
-async def test_closing_the_client_before_the_first_append_began_is_told():
+async def test_closing_the_client_before_the_first_append_began_is_reported():
     """The task that appends is cancelled before its first step, and never runs."""
     async with connected() as (broker, client):
         writer = client.append_writer("a/journal")
@@ -372,7 +372,7 @@ async def test_content_that_raises_errors_of_grpcs_own_ends_the_append():
         assert broker.journals["a/journal"].content == b""
 
 
-def test_a_forked_process_is_told_that_its_client_does_not_work_there():
+def test_forked_process_learns_that_its_client_does_not_work_there():
     """In a process of its own, because gRPC's threads here make forks unsafe."""
     program = (
         "import os, signal\n"

@@ -94,7 +94,7 @@ def store_of(tmp_path, tasks):
 )
 def test_the_fragment_that_ends_last_is_chosen(offset, expected):
     fragments = [listed(5, 12), listed(0, 10), listed(5, 30), listed(6, 9), listed(40, 50)]
-    # Of what is with brokers only, nobody can fetch anything.
+    # What only brokers have cannot be fetched.
     found = choose_next([listed(0, 60, store=""), *fragments], offset)
     assert (found and (found.fragment.begin, found.fragment.end)) == expected
 
@@ -135,7 +135,7 @@ async def test_a_listing_that_takes_long_is_waited_for(store_of):
 
 
 async def test_a_listing_that_fails_ends_the_read_in_order(store_of):
-    """Who reads goes on elsewhere, and is told there if that fails, too."""
+    """Who reads goes on elsewhere, and gets the error there if that fails, too."""
     store = store_of((0, 100), (100, 200))
     store.error = TransportError("no broker")
     read = store.read()
@@ -176,7 +176,7 @@ async def test_urls_are_not_used_that_may_expire_during_the_fetch(store_of, age_
     assert len(store.asked) == questions  # the last one after the last fragment
 
 
-async def test_nothing_is_given_of_an_object_behind_the_end_that_its_name_says(store_of):
+async def test_nothing_is_given_of_an_object_after_the_end_in_its_name(store_of):
     store = store_of((0, 100))
     store.surplus = b"surplus"
     read, got = store.read(), bytearray()

@@ -125,7 +125,7 @@ async def test_a_broker_that_cannot_reach_another_is_told_apart():
         assert client._transport.was_connected, "so that it is worth to go on trying"
 
 
-async def test_a_broker_that_says_to_ask_again_is_there():
+async def test_broker_that_asks_to_come_back_is_reachable():
     """So a client that was never served is as patient as any other."""
     async with started(1) as (broker,), client_of(broker, connect_timeout_s=0.001) as client:
         fault = Fault(code=grpc.StatusCode.UNAVAILABLE, details=f"{JOURNAL}: not yet{ASK_AGAIN}")

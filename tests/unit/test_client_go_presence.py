@@ -1,7 +1,7 @@
 """Responses as Go writes them: fields that are plain values in Go are present even when empty.
 
 The contract's tables mark the optional messages; all others a Go broker always writes, though
-nothing be in them: so "absent" must never be told from "empty" where Go cannot tell it.
+nothing be in them: so "absent" must never differ from "empty" where Go cannot distinguish them.
 """
 
 from __future__ import annotations

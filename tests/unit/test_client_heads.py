@@ -1,4 +1,4 @@
-"""Write heads: of many journals, and as readers tell them."""
+"""Write heads: of many journals, and as readers report them."""
 
 import asyncio
 
@@ -48,8 +48,8 @@ async def test_of_fully_suspended_journals_no_broker_is_asked(monkeypatch):
     assert asked == ["a/none", "a/part"]
 
 
-async def test_content_from_stores_is_never_behind_the_head_that_is_reported():
-    """Its fragments are listed later than the head was told, and one more may be stored by then."""
+async def test_content_from_stores_is_never_after_the_reported_head():
+    """Its fragments are listed later than the head was reported, and one more may be stored by then."""
 
     class Store:
         whole = 0

@@ -148,7 +148,7 @@ async def test_li5_apply_refuses_bad_changes_before_any_call():
         assert not broker.calls
 
 
-async def test_li3_watch_tells_changes_and_resumes():
+async def test_li3_watch_reports_changes_and_resumes():
     async with connected("a/one") as (_broker, client):
         watch = client.watch()
         assert [j.name for j in await anext(watch)] == ["a/one"]
@@ -206,7 +206,7 @@ async def test_li4_fragments_joins_pages_and_signs():
         assert (page.fragments[0].fragment.begin, page.next_page_token) == (20, 30)
 
 
-async def test_fragments_are_not_listed_by_what_nobody_knows():
+async def test_fragments_are_not_listed_by_unknown_fields():
     async with AsyncClient() as client:
         for ask in (client.fragment_page, client.fragments):
             with pytest.raises(TypeError, match="unexpected keyword argument 'limit'"):

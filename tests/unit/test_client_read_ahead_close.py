@@ -62,7 +62,7 @@ async def test_nothing_waits_for_a_fragment_that_is_opened_after_the_close(tmp_p
     await tasks.close()
 
 
-async def test_who_waits_for_a_fetch_whose_task_is_ended_is_told():
+async def test_caller_that_waits_for_an_ended_fetch_gets_its_error():
     has_begun = asyncio.Event()
 
     async def stored():

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 from shard_bench import NDJSON, journal
 
-from gazette_platform.consumer.application import Application
-from gazette_platform.consumer.publisher import TransactionPublisher
+from gazette_platform.consumer.application import Application, TransactionPublisher
 from gazette_platform.errors import ApplicationFailed, ValidationError
 from gazette_platform.message import (
     AckIntent,

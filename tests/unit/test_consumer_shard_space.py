@@ -146,18 +146,6 @@ def test_cv3_hoisting_and_yaml_lose_nothing(space):
     assert parse_shard_space(render_shard_space(space.hoist())).push_down() == space
 
 
-def test_cv6_patch_adds_in_order_or_overlays():
-    space = shard_space_of([(INDEX_A, 12), (replace(INDEX_A, id="index-c"), 14)])
-    new = ShardEntry(ShardSpec("index-b", hot_standbys=3), comment="new")
-    added = space.patch(new)
-    assert [entry.spec.id for entry in added.shards] == ["index-a", "index-b", "index-c"]
-    assert added.shards[1] == new
-    changed = added.patch(ShardEntry(ShardSpec("index-a", hot_standbys=2), delete=True))
-    assert changed.shards[0] == ShardEntry(replace(INDEX_A, hot_standbys=2), "", True, 12)
-    pruned = space.with_others_deleted(["index-a"])
-    assert [entry.delete for entry in pruned.shards] == [None, True]
-
-
 @pytest.mark.parametrize(
     ("document", "problem"),
     [

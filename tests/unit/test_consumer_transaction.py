@@ -275,17 +275,6 @@ def test_ct7_acks_of_a_restored_checkpoint_are_the_first_barrier():
     assert driver.decide() is Action.COMMIT
 
 
-def test_nothing_is_published_between_the_acks_and_their_place_in_the_queue():
-    driver = Driver()
-    driver.consume()
-    driver.pass_s(1)
-    assert driver.machine.may_publish
-    driver.machine.preparing(driver.now)
-    assert not driver.machine.may_publish
-    driver.machine.prepared(driver.now, {}, ["out/one"])
-    assert driver.machine.may_publish
-
-
 @pytest.mark.parametrize("outcome", Outcome)
 def test_ct4_what_leaves_nothing_to_consume_moves_progress(outcome):
     is_no_op = outcome in {

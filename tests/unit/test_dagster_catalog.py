@@ -13,8 +13,12 @@ from gazette_platform.assets.rollups import ROLLUPS_KEY
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import SpecFolder, read_spec_folder
 from gazette_platform.lake.rollups import RollupFolder
-from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
-from gazette_platform.resources.lake import catalog_digest
+from gazette_platform.resources import (
+    BrokerResource,
+    LakeResource,
+    MetastoreResource,
+    catalog_digest,
+)
 from gazette_platform.sensors import catalog, catalog_sensor
 
 # Dagster's client calls `gql` in a way that gql's version 4 deprecates.

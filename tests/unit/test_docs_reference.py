@@ -21,18 +21,18 @@ from benchmarks.targets import (
 from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.client import ClientConfig, ClientCounts
-from gazette_platform.consumer.process.metrics import ShardMetrics
-from gazette_platform.lake.spec.schema import type_names
+from gazette_platform.consumer.process.replicas import ShardMetrics
 from gazette_platform.lake.spec.table_spec import Column, Partition, TableSpec, parse_table_spec
 from gazette_platform.lake.spec.typed import read_typed_spec
-from gazette_platform.lake.spec.typed.columns import (
+from gazette_platform.lake.spec.typed.columns import ColumnEntry
+from gazette_platform.lake.spec.types import (
+    RAW,
     SCALARS,
     parse_typed,
     spark_ddl,
     text_of,
     trino_name,
 )
-from gazette_platform.lake.spec.typed.typed_columns import ColumnEntry
 from gazette_platform.lake.typed.schema.iceberg_types import iceberg_type
 from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.protocol.pb import admin_pb2, protocol_pb2
@@ -137,7 +137,7 @@ def test_every_key_of_table_specs_is_documented():
 
 def test_every_column_type_is_documented():
     documented = re.findall(r"`([a-z]+)", (REFERENCE / "table-spec.md").read_text())
-    assert set(re.findall(r"[a-z]+", re.sub(r"[<(][^,]*(,[^,]*)?[>)]", "", type_names))) <= set(
+    assert set(re.findall(r"[a-z]+", re.sub(r"[<(][^,]*(,[^,]*)?[>)]", "", RAW.names))) <= set(
         documented
     )
 

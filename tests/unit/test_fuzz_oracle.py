@@ -24,11 +24,11 @@ GET = {"do": "http", "raw": b"GET / HTTP/1.1\r\n\r\n"}
         (READ, "rpc", "INTERNAL", "Read: unforeseen KeyError: 'x'", "answers INTERNAL"),
         (READ, "rpc", "UNKNOWN", "list index out of range", "answers UNKNOWN"),
         (GET, "http", "500", "HTTP/1.1 500 Internal Server Error", "answers 500"),
-        (READ, "rpc", "OK", MARKS[0].decode(), "is told to a token without rights"),
+        (READ, "rpc", "OK", MARKS[0].decode(), "is shown to a token without rights"),
         (READ, "rpc", "UNAUTHENTICATED", "not secret/pay-kobold", "the name of a hidden journal"),
         ({"do": "parse", "target": "tree"}, "parse", "broken", "ValueError: x", "is broken"),
         ({"do": "parse", "target": "tree"}, "parse", "slow", "9 s of CPU", "is slow"),
-        ({"do": "twin", "step": READ}, "twin", "differs", "OK and not", "can be told from"),
+        ({"do": "twin", "step": READ}, "twin", "differs", "OK and not", "differs from one that"),
     ],
 )
 def test_bad_answers_are_found(step, kind, code, text, said):

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from gazette_platform.etcd import EtcdClient, KeyValue, RangeResult, ResponseHeader
-from gazette_platform.etcd.types import Event, WatchBatch
+from gazette_platform.etcd.wire import Event, WatchBatch
 from gazette_platform.keyspace import (
     BrokerState,
     KeySpace,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gazette_platform.lake.inference.infer import infer_spec
-from gazette_platform.lake.spec.profile import Profile, Profiler
+from gazette_platform.lake.inference.profile import Profile, Profiler
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.message.uuid import Flags, build_uuid, clock_of

@@ -5,7 +5,8 @@ import pytest
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import LakeSettings, parse_table_spec, partition_key
-from gazette_platform.lake.links import check_table_url, partition_query, table_link
+from gazette_platform.lake.engines.trino import partition_query
+from gazette_platform.lake.settings import check_table_url, table_link
 from gazette_platform.lake.spec.layout import Layout, partition_columns
 
 SPEC = parse_table_spec(

@@ -25,8 +25,8 @@ from gazette_platform.lake.engines.duckdb.reading import Piece
 from gazette_platform.lake.engines.duckdb.rows import arrow_type, fitted, parse_line, row_parser
 from gazette_platform.lake.engines.duckdb.snapshot import TableExtent, TableSnapshot
 from gazette_platform.lake.spec.layout import PartitionColumn
-from gazette_platform.lake.spec.schema import parse_type
 from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.types import parse_type
 from gazette_platform.protocol import Fragment
 
 

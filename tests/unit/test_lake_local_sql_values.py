@@ -8,8 +8,8 @@ import pytest
 from value_cases import LINES, RECORDS, VALUES, shown
 
 from gazette_platform.lake.engines.duckdb.rows import row_parser
-from gazette_platform.lake.spec.schema import parse_type
 from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.types import parse_type
 
 # It knows JSON as it is defined: no single quotes.
 OTHERS = {b"{'n':1}"}

@@ -8,7 +8,7 @@ import pytest
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.engines.spark import spark_configuration
-from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.settings import S3Access
 from gazette_platform.platform import servers, tools
 from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.platform.platform import (

@@ -3,7 +3,7 @@
 import pytest
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.spec.schema import parse_type, widens
+from gazette_platform.lake.spec.types import parse_type, widens
 
 
 @pytest.mark.parametrize(

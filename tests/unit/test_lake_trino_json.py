@@ -4,7 +4,7 @@ import pytest
 import sqlglot
 
 from gazette_platform.lake.raw.views import type_sql, typed_sql
-from gazette_platform.lake.spec.schema import parse_type
+from gazette_platform.lake.spec.types import parse_type
 
 
 def test_scalar_is_cast_from_its_text():

@@ -12,7 +12,7 @@ from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.lake.reading.check import check_sample
 from gazette_platform.lake.reading.values import breaks
-from gazette_platform.lake.spec.schema import parse_type
+from gazette_platform.lake.spec.types import parse_type
 
 WIDE = parse_table_spec("""
 name: a.wide
@@ -288,6 +288,16 @@ def test_long_fields_of_csv_and_carriage_returns_end_no_scan():
     ]
     check_sample(spec, long, "here")
     check_sample(spec, b"1,a\rb,\n1,2,3\n", "here")
+
+
+@pytest.mark.parametrize("text", ["20260102", "2026-W01-5", "2026-02-30"])
+def test_sample_of_dates_that_no_engine_reads_is_refused(text):
+    spec = parse_table_spec(
+        "{name: a.b, selector: name=x, format: json, columns: [{name: day, type: date}]}"
+    )
+    check_sample(spec, b'{"day": "2026-01-02"}\n', "here")
+    with pytest.raises(SchemaMismatch, match="column day is date, but here has values such as"):
+        check_sample(spec, b'{"day": "%s"}\n' % text.encode(), "here")
 
 
 def test_kinds_of_lines_are_bounded():

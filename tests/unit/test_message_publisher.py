@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig, JournalListing, ListSnapshot
-from gazette_platform.consumer.publisher import TransactionPublisher
+from gazette_platform.consumer.application import TransactionPublisher
 from gazette_platform.errors import JournalNotFound, ValidationError
 from gazette_platform.message import (
     Flags,

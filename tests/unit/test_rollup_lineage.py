@@ -6,7 +6,7 @@ import pytest
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.rollups import load_rollup_specs
-from gazette_platform.lake.rollups.lineage import column_lineage
+from gazette_platform.lake.rollups.query_analysis import column_lineage
 from gazette_platform.lake.rollups.query_process import column_lineage_apart
 
 SOURCES = {"f": ["a", "b", "arr", "s", "m", "k"], "g": ["k", "x", "Y"]}

@@ -3,7 +3,7 @@
 import pytest
 
 from gazette_platform.lake.rollups.queries import Query, QueryFaults
-from gazette_platform.lake.rollups.query_faults import query_faults
+from gazette_platform.lake.rollups.query_analysis import query_faults
 from gazette_platform.lake.rollups.query_process import query_faults_apart
 from gazette_platform.testing.waiting import patient
 

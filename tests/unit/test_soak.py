@@ -103,7 +103,7 @@ async def test_a_pause_that_takes_no_lease_is_reported():
     nemesis = a_nemesis(process, ManualClock())
     await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.02)])
     assert nemesis._unharmed() == (
-        "consumer-1 runs on after pause-consumer 1 for 0.0 s, by which its lease has ended: was that done "
+        "consumer-1 runs on after pause-consumer 1 for 0.0 s, when its lease has ended: was that done "
         "to it?"
     )
     process.pid = 4712  # it has ended, and was started again
@@ -218,7 +218,7 @@ def test_each_trouble_of_sums_is_reported():
     assert [reason.partition(":")[0] for reason in sums.reasons()] == [
         "2 sums are wrong",
         "1 sums are missing",
-        "1 sums are there more than once",
+        "1 sums are duplicated",
         "1 sums are of streams that were not published",
     ]
 
@@ -253,7 +253,7 @@ def test_what_was_passed_on_is_compared_as_sums_are():
     streams.compare([total(1), total(2), total(3)], passed_on)
     assert [text.partition(":")[0] for text in streams.reasons()] == [
         "1 sums that were passed on are missing",
-        "1 sums that were passed on are there more than once",
+        "1 sums that were passed on are duplicated",
     ]
     streams.compare([total(1), total(2), total(3)], passed_on[:2])
     assert streams.reasons() == [f"1 sums that were passed on are missing: {'02' * 16}"]

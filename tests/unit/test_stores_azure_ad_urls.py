@@ -13,7 +13,7 @@ from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import parse_store_url
 from gazette_platform.stores import open_store
 from gazette_platform.stores.azure import AdContainer, Application, endpoint_of
-from gazette_platform.stores.object_errors import Renewed
+from gazette_platform.stores.objects import Renewed
 
 URL = "azure-ad://a-tenant/account1/container/"
 PUBLIC = "https://account1.blob.core.windows.net"

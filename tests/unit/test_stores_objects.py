@@ -15,8 +15,8 @@ from gazette_platform.errors import (
 )
 from gazette_platform.protocol import parse_store_url
 from gazette_platform.stores import open_store
+from gazette_platform.stores.answers import ErrorCodes, answer_of, store_error
 from gazette_platform.stores.interface import take_args
-from gazette_platform.stores.object_errors import ErrorCodes, answer_of, store_error
 from gazette_platform.stores.s3 import S3Settings, config_of
 
 CODES = ErrorCodes(

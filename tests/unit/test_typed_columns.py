@@ -12,20 +12,21 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.types import FixedType, NestedField, TimeType
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.spec.schema import parse_type
-from gazette_platform.lake.spec.typed.columns import (
+from gazette_platform.lake.spec.types import (
     FORMATS,
     KEY_TYPES,
     SCALARS,
     TRANSFORMS,
+    PartitionTransform,
     leaf_of,
+    parse_partition,
+    parse_type,
     parse_typed,
     spark_ddl,
     text_of,
     trino_name,
     typed_from_raw,
 )
-from gazette_platform.lake.spec.typed.partitions import PartitionTransform, parse_partition
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type, spec_type
 
 # spec, Iceberg, Arrow, Spark, Trino

@@ -3,8 +3,8 @@
 import pytest
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.spec.typed.columns import text_of
 from gazette_platform.lake.spec.typed.json_schema import properties_of
+from gazette_platform.lake.spec.types import text_of
 
 NESTED = {
     "type": "object",

@@ -37,7 +37,7 @@ from gazette_platform.lake.iceberg.publishing import (
     updates_moving,
 )
 from gazette_platform.lake.iceberg.side_files import unnamed_files
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.files.writing import (
     WrittenFile,
     data_file_of,

@@ -20,7 +20,7 @@ from gazette_platform.lake.iceberg.publishing import (
     progress_of,
     publish_files,
 )
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.files.stored_rows import FileRewriter
 from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges

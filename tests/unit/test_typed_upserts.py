@@ -13,7 +13,7 @@ from typed_world import JOURNAL, Held, World
 
 from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced, TypedRolledBack
 from gazette_platform.lake.iceberg.publishing import RUN, head_of, progress_of, publish_staged
-from gazette_platform.lake.spec.typed.changes import ChangeOrder
+from gazette_platform.lake.spec.typed.columns import ChangeOrder
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.lake.typed.tables import upserts

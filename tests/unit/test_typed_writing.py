@@ -16,7 +16,7 @@ from typed_world import World, row, spec
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg.publishing import publish_files
-from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.files.partition_values import RowParter
 from gazette_platform.lake.typed.files.writing import RowWriter, data_file_of
 from gazette_platform.lake.typed.schema.iceberg_types import (

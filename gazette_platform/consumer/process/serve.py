@@ -1,4 +1,4 @@
-"""One consumer process, from its announcement in etcd until others have its shards."""
+"""One consumer process: its settings, and its life from its announcement in etcd until others have its shards."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ import os
 import random
 import secrets
 import shutil
+import tempfile
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final, final
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 from urllib.parse import urlsplit
 
+from typing_extensions import override
+
 from gazette_platform.allocator import Allocator, announce, member
-from gazette_platform.client import AsyncClient
+from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.application import raised_by
 from gazette_platform.consumer.cluster import ConsumerState
-from gazette_platform.consumer.process.metrics import ConsumerMetrics
-from gazette_platform.consumer.process.replicas import Restarts, ShardReplicas
+from gazette_platform.consumer.process.replicas import ConsumerMetrics, Restarts, ShardReplicas
 from gazette_platform.consumer.protocol import ConsumerSpec
-from gazette_platform.consumer.runtime.host import ReplicaSettings
 from gazette_platform.consumer.runtime.replica import ShardReplica
 from gazette_platform.consumer.runtime.sources import ReadBudget
+from gazette_platform.consumer.runtime.tasks import HINTS_INTERVAL_S, ReplicaSettings
 from gazette_platform.consumer.service.etcd_host import EtcdShardHost
 from gazette_platform.consumer.service.peers import ConsumerPeers
 from gazette_platform.consumer.service.resolver import ShardResolver
-from gazette_platform.consumer.service.rpcs import ShardGateway, ShardService
-from gazette_platform.consumer.service.shard_api import ShardApi
-from gazette_platform.errors import EtcdError, GazetteError, LeaseLost
+from gazette_platform.consumer.service.shard_api import ShardApi, ShardGateway, ShardService
+from gazette_platform.errors import EtcdError, GazetteError, LeaseLost, ValidationError
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace, item_key
 from gazette_platform.ops.clock import SystemClock
@@ -38,7 +41,7 @@ from gazette_platform.ops.process import LoopWatch
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator
-from gazette_platform.serving.config import Wire, random_id
+from gazette_platform.serving.config import ServerConfig, Wire, expect_setting, random_id
 from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer, Origins
@@ -46,14 +49,88 @@ from gazette_platform.serving.process import Departure, run_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from aiohttp import web
 
     from gazette_platform.consumer.application import Application
     from gazette_platform.consumer.cluster import ShardAssignment
-    from gazette_platform.consumer.process.config import ConsumerConfig
     from gazette_platform.consumer.protocol import ShardSpec
+
+
+def _never_gives_up() -> ClientConfig:
+    return ClientConfig(retry_timeout_s=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConsumerConfig(ServerConfig):
+    """What `serve` of an application was asked for, beside what every server is. Validated when built.
+
+    Its `etcd_prefix` is that of one deployment of one application, as ``/gazette/consumers/APP-RELEASE``.
+
+    Raises: ValidationError: a value is out of range, or names something that does not exist.
+    """
+
+    flags: ClassVar[str] = "consumer"
+
+    limit: int = 32
+    """Most shards that the allocator may assign to this process."""
+
+    max_hot_standbys: int = 3
+    """Cap on the hot standbys of shards."""
+
+    restart_failed_s: float | None = None
+    """Seconds after which a shard that failed here is started again, longer each time; None: it never is,
+    until you unassign it. One that was fenced, or whose database failed for a reason that passes, is in any
+    case, after a second.
+    """
+
+    directory: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    """Where the process has a folder, in which replicas keep files while they run."""
+
+    hints_interval_s: float = HINTS_INTERVAL_S
+    """Seconds after which a primary keeps hints again: a recovery plays what was recorded since."""
+
+    broker: ClientConfig = field(default_factory=_never_gives_up)
+    """How to reach brokers; a `retry_timeout_s` of None has shards wait for brokers that are away."""
+
+    @override
+    def _check_own(self) -> None:
+        expect_setting(0 <= self.limit <= 1 << 17, "consumer.limit", "0 to 131072", self.limit)
+        expect_setting(
+            0 <= self.max_hot_standbys < 100,
+            "consumer.max-hot-standbys",
+            "0 to 99",
+            self.max_hot_standbys,
+        )
+        expect_setting(
+            self.hints_interval_s > 0,
+            "consumer.hints-interval",
+            "more than 0s",
+            self.hints_interval_s,
+        )
+        expect_setting(
+            self.restart_failed_s is None or self.restart_failed_s > 0,
+            "consumer.restart-failed",
+            "more than 0s",
+            self.restart_failed_s,
+        )
+        if not self.directory.is_dir():
+            raise ValidationError(
+                f"{self.directory} is not a directory; create it first", path="consumer.directory"
+            )
+
+    @property
+    def peers(self) -> ClientConfig:
+        """How to reach other processes of the group."""
+        files = self.peer_tls
+        return ClientConfig(
+            zone=self.zone,
+            cert_file=str(files.cert_file or ""),
+            cert_key_file=str(files.cert_key_file or ""),
+            trusted_ca_file=str(files.ca_file or ""),
+            auth_keys=self.auth_keys,
+        )
+
 
 _log = logging.getLogger(__name__)
 

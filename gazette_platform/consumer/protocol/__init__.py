@@ -1,8 +1,8 @@
-"""The words of consumers: specs of shards and processes, checkpoints, and rules of requests.
+"""The messages of consumers: specs of shards and processes, statuses, checkpoints, and the rules of requests.
 
-All are values, as those of `gazette_platform.protocol`: immutable, free of I/O, read from and
-written to their protobuf messages, and checked by `validate` alone. `documents` reads and writes
-shards as YAML and JSON.
+All are values, as those of `gazette_platform.protocol`: immutable, free of I/O, read from and written to their
+protobuf messages, and checked by `validate` alone. `documents` reads and writes shards as YAML and JSON.
+Promise: bytes, field names and error texts are Gazette's.
 """
 
 from __future__ import annotations

@@ -115,28 +115,6 @@ class ShardSpace:
         )
         return ShardSpace(common, tuple(shards))
 
-    def patch(self, patch: ShardEntry) -> ShardSpace:
-        """The document with one shard added in its place, or its fields that are not zero changed."""
-        whole = {entry.spec.id: entry for entry in self.push_down().shards}
-        known = whole.get(patch.spec.id)
-        if known is not None:
-            patch = ShardEntry(
-                _overlay(known.spec, patch.spec),
-                patch.comment or known.comment,
-                known.delete if patch.delete is None else patch.delete,
-                patch.revision or known.revision,
-            )
-        whole[patch.spec.id] = patch
-        return ShardSpace(shards=tuple(whole[shard] for shard in sorted(whole)))
-
-    def with_others_deleted(self, kept: Iterable[str]) -> ShardSpace:
-        """The document with all shards to be deleted whose ID is not among `kept`."""
-        ids = set(kept)
-        shards = (
-            entry if entry.spec.id in ids else replace(entry, delete=True) for entry in self.shards
-        )
-        return replace(self, shards=tuple(shards))
-
     def validate(self) -> None:
         """Check IDs, their order and revisions, not whether specs are whole.
 

@@ -70,6 +70,8 @@ class _Run:
     __slots__ = ("author", "first", "last_offset", "last_seq_no", "log")
 
     def __init__(self, first: Segment) -> None:
+        # Changed in place, because a store may write a file thousands of times between two hints; a
+        # `Segment`, which cannot change, is made only for the hints.
         self.first = first
         self.author = first.author
         self.log = first.log
@@ -112,7 +114,9 @@ class LiveFnode:
         return tuple(run.segment(default_log) for run in self._runs)
 
     def extend(self, op: pb.RecordedOp, log: str, first_offset: int, last_offset: int) -> None:
-        """Have `op` among its segments."""
+        """Add `op` to its segments."""
+        # A segment is what one author wrote to one log, so that a reader can refuse the operations that another
+        # author put between. A file that is written for long has a long segment, and its log cannot be pruned.
         if self._runs:
             run = self._runs[-1]
             if run.author == op.author and run.log == log:
@@ -146,6 +150,7 @@ class Fsm:
         self._live: dict[int, LiveFnode] = {}
         self._links: dict[str, int] = {}
         self._properties = {each.path: each.content for each in hints.properties}
+        # Even if nothing is played: the files are those of this log, and its recorder needs no no-op to begin.
         self.last_log = hints.log
         self.next_seq_no, self.next_checksum = 1, 0
         if self._segments:
@@ -188,6 +193,8 @@ class Fsm:
         Args:
             log: where reading goes on.
         """
+        # Fnodes are in order of creation, so they ascend, as readers of hints expect: they take the next hinted
+        # fnode from the front when its create comes by.
         return FsmHints(
             log,
             tuple(FnodeSegments(fnode, node.segments(log)) for fnode, node in self._live.items()),
@@ -240,6 +247,7 @@ class Fsm:
             return self._set_property(op)
         if op.HasField("write"):
             node = self._live.get(op.write.fnode)
+            # The file is dead by the time of the hints. The content is passed over, and not written to disk first.
             if node is None:
                 return Verdict.NOT_TRACKED
             node.extend(*place)
@@ -249,6 +257,7 @@ class Fsm:
         path = op.create.path
         if (taken := self._taken(path)) is not None:
             return taken
+        # Hints name every file that was live when they were made. Within their segments any other new file is dead.
         if self._fnodes:
             if self._fnodes[0] != op.seq_no:
                 return Verdict.NOT_TRACKED
@@ -314,6 +323,7 @@ class Fsm:
         self.next_seq_no = seq_no + 1
         self.next_checksum = extend_checksum(self.next_checksum, body)
         self.last_log = log
+        # A segment ends by number: the recorder that made it did not know the offset of its end.
         if self._segments and self._segments[0].last_seq_no <= seq_no:
             self._segments.popleft()
             if self._segments:
@@ -333,7 +343,8 @@ class Fsm:
 # who did not know the last of them differs from one that follows it. Content is not digested. Pure: no
 # I/O, no clock.
 #
-# The bytes that were read or written are digested, and never those of another encoding of them.
+# The bytes that were read or written are digested, and never those of another encoding of them: libraries differ in
+# the order of fields, and drop those that they do not know, and the chain would break.
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 

@@ -89,6 +89,7 @@ class FsmHints:
 
         Raises: DataError: it is neither.
         """
+        # No `FSMHints` message begins with this byte: it would be a group, field 15. So one byte tells the forms apart.
         if not value.startswith(b"{"):
             try:
                 return cls.from_pb(pb.FSMHints.FromString(value))
@@ -119,6 +120,7 @@ class FsmHints:
             for node in self.live_nodes
         ]
         properties = [_present(path=each.path, content=each.content) for each in self.properties]
+        # Go prints an empty list that was never made as `null`, and leaves scalars out that are zero.
         document = _present(log=self.log) | {
             "live_nodes": nodes or None,
             "properties": properties or None,
@@ -181,6 +183,7 @@ class FsmHints:
             raise ValidationError("expected at least one Segment", path="Segments")
         for index, segment in enumerate(node.segments):
             check_field(f"Segments[{index}]", segment.validate)
+            # Gazette's rule, so that the same hints have one form.
             if self.log == segment.log:
                 raise ValidationError(
                     f"expected no Log where it is that of the hints ({segment.log})",
@@ -201,6 +204,8 @@ def pick_hints(slots: Sequence[FsmHints | None], log: str) -> FsmHints:
         slots: primary first, then backups, newest first; None where there is no value.
         log: of the shard.
     """
+    # Slots are not combined. Each is complete by itself, and playback goes on after its last segment, so an older one
+    # costs more reading and loses nothing, as long as pruning has spared its segments (`needs_of`).
     return next((hints for hints in slots if hints is not None), FsmHints(log))
 
 
@@ -234,6 +239,7 @@ def _field(document: dict[str, Any], name: str, kind: type[Any]) -> Any:
         return kind()
     if type(value) is not kind:
         raise TypeError(f"{name}: expected {kind.__name__}, found {value!r}")
+    # Refused here, with the name of the field. Protobuf would refuse it later, when another process asks for the hints.
     if kind is int and value > _INT64_MAX:
         raise ValueError(f"{name}: {value} is more than 63 bits")
     return value
@@ -399,8 +405,7 @@ def _contradiction(low: Segment, high: Segment, expected: str) -> ValidationErro
 class SegmentSet:
     """Segments that were merged: ascending by sequence number, without overlaps.
 
-    It depends on what it is of, and not on the order in which that comes. Building it takes
-    O(n log n), and adding one segment as well.
+    The order in which segments come makes no difference. Building a set of n takes O(n log n).
     """
 
     __slots__ = ("_segments",)
@@ -408,6 +413,7 @@ class SegmentSet:
     def __init__(self, segments: Iterable[Segment] = ()) -> None:
         """Raises: ValidationError: one is invalid, or they contradict each other."""
         merged: list[Segment] = []
+        # Once they are sorted, a segment can overlap only the last one that was merged.
         for segment in sorted(segments, key=_place):
             segment.validate()
             if merged:
@@ -416,14 +422,6 @@ class SegmentSet:
                 merged.append(segment)
         _check_offsets(merged)
         self._segments = tuple(merged)
-
-    def with_added(self, *segments: Segment) -> SegmentSet:
-        """This set with more segments. Raises: ValidationError: as of the constructor."""
-        return SegmentSet((*self._segments, *segments))
-
-    def overlapping(self, log: str, begin: int, end: int) -> SegmentSet:
-        """The segments that bytes [begin, end) of `log` may hold some of; `end` 0: the log goes on."""
-        return SegmentSet(s for s in self._segments if s.log == log and s.overlaps(begin, end))
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self._segments)
@@ -456,6 +454,8 @@ def _check_offsets(segments: list[Segment]) -> None:
 
     Raises: ValidationError.
     """
+    # A player reads segments in order of numbers and only moves forward in a log: were an offset to fall, it would pass
+    # over what it needs. Only what the present recorder wrote has unknown ends: what it played before has known ones.
     latest: dict[str, Segment] = {}
     previous: Segment | None = None
     for segment in segments:
@@ -514,6 +514,7 @@ def needs_of(shards: Iterable[ShardHints]) -> LogNeeds:
     segments: dict[str, list[Segment]] = {}
     skipped: set[str] = set()
     for shard in shards:
+        # An empty slot does not prove that nothing is needed: a shard without hints is played from offset 0.
         if not shard.is_complete:
             skipped.add(shard.log)
         # The present part of incomplete hints still counts, for the other logs that they name.
@@ -521,6 +522,7 @@ def needs_of(shards: Iterable[ShardHints]) -> LogNeeds:
             if hints is None:
                 continue
             ordered: Sequence[Segment] = tuple(hints.segments())
+            # Playback reads on after the last segment, to what was recorded since the hints were made.
             if ordered:
                 ordered = (*ordered[:-1], replace(ordered[-1], last_offset=0))
             for segment in ordered:
@@ -545,6 +547,7 @@ def judge_fragment(
     Returns: ``abort`` if nothing needs it although it is not stored yet: then it is so new that a
         shard which writes it is missing from the selection, and nothing more may be deleted.
     """
+    # A log that no hints name may be that of a shard which has not kept hints of it yet.
     if not segments or any(segment.overlaps(begin, end) for segment in segments):
         return "keep"
     return "delete" if is_persisted else "abort"

@@ -232,6 +232,7 @@ class Playback:
         if self._state is _State.INJECT:
             content = handoff_frame(self.fsm, self._author)
             return Inject(self.log, content, self._author)
+        # In AWAIT the read waits again: our own no-op is certain to come.
         wants_to_end = self._finishes or self._author
         is_blocking = not (self._state is _State.TAIL and wants_to_end)
         return Read(self.log, self.offset, is_blocking=is_blocking)
@@ -270,6 +271,8 @@ class Playback:
         """
         if self._content_left:
             raise self._short(f"the log was deleted up to {offset}")
+        # A recorder knows only a lower bound of where its segment begins, so the hole may be before its operations. If
+        # some of them were in it, the rest is out of sequence, and hints are left over.
         segment = self.fsm.hinted_segment
         if segment is not None and 0 < segment.last_offset <= offset:
             raise DataError(
@@ -294,8 +297,10 @@ class Playback:
         if len(self._buffer) - self._pos + self._pending_bytes >= self._wanted_bytes:
             self._join()
             self._run()
+        # A standby may tail for weeks before anything asks it to end. If operations are missing, it has to fail now,
+        # while the primary still has the state, and not when it is promoted.
         if self._state is _State.TAIL:
-            self._check_whole()  # the end may not be asked for again for long
+            self._check_whole()
         if self._state is _State.AWAIT and self._is_through:
             self._give_up_held()
             if self._state is _State.AWAIT:
@@ -323,6 +328,7 @@ class Playback:
 
     def _go_to(self, log: str, offset: int) -> None:
         """Go on elsewhere; within what was fed, if it has that."""
+        # Segments are often close together: what was read already is not read again.
         if log != self.log or not self._base <= offset <= self._base + len(self._buffer):
             self._buffer, self._base = memoryview(b""), offset
             self._pending, self._pending_bytes = [], 0
@@ -369,11 +375,13 @@ class Playback:
         fsm, begin = self.fsm, self._base + self._pos
         self._pos += size
         length = op.write.length if op.HasField("write") else 0
+        # A retried append writes the same operations twice. Asked before `apply`, which moves the number on.
         is_old = op.seq_no < fsm.next_seq_no
         verdict = fsm.apply(
             op, body, log=self.log, first_offset=begin, last_offset=begin + size + length
         )
         if verdict.advances:
+            # Its checksum includes all operations before it, so none of them was in the hole.
             self._hole, self._torn_at, self._last_author = None, None, op.author
         elif verdict is Verdict.WRONG_SEQ_NO and not is_old and self._misses(op.author):
             self._torn_at = begin if self._torn_at is None else self._torn_at
@@ -381,12 +389,15 @@ class Playback:
         # operation of the former owner may have landed just before it.
         if self._state is _State.AWAIT and op.author == self._author:
             self._own = verdict
+        # Content has no frame of its own. That of a refused write is passed over as well, or it would be read as
+        # operations: an application may store anything, even bytes of a recovery log.
         self._content_left, self._content_fnode = length, 0
         if verdict is Verdict.APPLIED:
             if op.HasField("write"):
                 self._content_fnode, self._content_at = op.write.fnode, op.write.offset
             elif op.HasField("create"):
                 self._effects.append(CreateFile(op.seq_no))
+            # Links need nothing on disk before the end: the file is staged by its fnode.
             elif op.HasField("unlink") and op.unlink.fnode not in fsm.live:
                 self._effects.append(RemoveFile(op.unlink.fnode))
         elif verdict not in _EXPECTED and not (verdict is Verdict.WRONG_SEQ_NO and is_old):
@@ -427,6 +438,7 @@ class Playback:
 
     def _pass_over(self) -> None:
         """Go to what may be the next frame after this byte."""
+        # Searched for in place: copying the rest of the buffer at each magic takes time with the square of the garbage.
         begin = self._pos
         found = _FRAME_BEGIN.search(self._buffer, begin + 1)
         self._pos = found.start() if found is not None else len(self._buffer)

@@ -289,6 +289,7 @@ class PlayedFiles:
         Raises: DataError: a path of the log leads elsewhere. OSError.
         """
         self.close()
+        # Links and not copies: a database may have gigabytes, and a takeover waits for this.
         for fnode, node in fsm.live.items():
             backing = self._path(fnode)
             for link in sorted(node.links):

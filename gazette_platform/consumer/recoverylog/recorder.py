@@ -202,9 +202,11 @@ class Recorder:
         """
         self._hand_over()
         last, after = self._last, (*self._gate, *after)
+        # Shielded: others wait for the same futures, and a barrier that is cancelled must not cancel them.
         for need in after:
             await (need if isinstance(need, AppendTicket) else asyncio.shield(need))
         try:
+            # Every barrier raises the same error, and each would add to its traceback.
             if self._error is not None:
                 raise self._error.with_traceback(None)
             is_pending = last is not None and not last.is_done
@@ -241,6 +243,8 @@ class Recorder:
         """Have appended what waits."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
+            # After an error nothing is appended any more: it would follow operations that are not in the log, and every
+            # reader would refuse it by its number.
             if not waiting or self._error is not None:
                 return
             try:
@@ -250,7 +254,7 @@ class Recorder:
             except GazetteError as err:
                 self._error = err
                 return
-            # What comes later is behind this one in the order of the journal.
+            # Later operations come after this one in the order of the journal, so the gate holds them up as well.
             self._last, self._gate = ticket, ()
 
         def on_end() -> None:
@@ -267,6 +271,8 @@ class Recorder:
 
     def _check_goes_on(self, known: int, begin: int) -> None:
         """End here if an append is before what was appended earlier."""
+        # Offsets of a journal only rise. A lower one belongs to a journal that was deleted and made again under the same
+        # name, or restored without its end.
         if begin < known and self._error is None:
             self._error = DataError(
                 f"{self.log}: an append is at offset {begin}, and a former one has ended at {known}: the log was made "
@@ -276,7 +282,7 @@ class Recorder:
 
     def _fence_in(self, error: GazetteError) -> Fenced | None:
         """The error that another process has the log, if this is why an append failed."""
-        # Appends behind the refused one fail by it (`DependencyFailed`), so the refusal may be deep down.
+        # Appends after the refused one fail because of it (`DependencyFailed`), so the refusal may be deep down.
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, RegisterMismatch):

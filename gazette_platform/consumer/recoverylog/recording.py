@@ -52,6 +52,8 @@ def check_author(author: int) -> None:
 
 def handoff_frame(fsm: Fsm, author: int) -> bytes:
     """The no-op that comes next: who reads it knows that `author` has gone on."""
+    # It changes no file. Its number and checksum are what counts: the next operation of the former author has the same
+    # number, so whichever comes second in the log is refused by every reader.
     return encode_op(
         pb.RecordedOp(seq_no=fsm.next_seq_no, checksum=fsm.next_checksum, author=author)
     )
@@ -125,6 +127,7 @@ class Recording:
         There is something if the files come from another log: a no-op, so that the log begins where
         that one is left.
         """
+        # In the same log the player's hand-off has taken it over already.
         return b"" if self.fsm.last_log == self.log else self._record(pb.RecordedOp())
 
     def committed(self, end: int) -> None:
@@ -140,6 +143,7 @@ class Recording:
 
         Raises: ValidationError: there is no such file.
         """
+        # The first segment in the present log reaches to its end: hints ask for all of the log from there on.
         span = 0
         for segment in self.fsm.live[self._fnode_of(self._file_path(path))].segments():
             if segment.log == self.log:
@@ -185,6 +189,7 @@ class Recording:
         Returns: the frame.
         Raises: ValidationError: the file is dead, or the range is negative.
         """
+        # A store may hold a file open that has no path any more, as POSIX allows. The log has no such files.
         if fnode not in self.fsm.live:
             raise ValidationError(f"fnode {fnode} is not live in the recording of {self.log}")
         if offset < 0 or length < 0:
@@ -217,6 +222,7 @@ class Recording:
         """
         old, new = self._file_path(source), self.path_of(target)
         fnode = self._fnode_of(old)
+        # Gazette's recorders record the ID of a RocksDB so, and a log may be handed over between the two.
         if new in PROPERTY_PATHS:
             if content is None:
                 raise ValidationError(f"expected the content of the property {new}")
@@ -259,7 +265,7 @@ class Recording:
         fsm = self.fsm
         op.seq_no, op.checksum, op.author = fsm.next_seq_no, fsm.next_checksum, self.author
         frame = encode_op(op)
-        # The offset is a lower bound: the append may land behind others' appends. Hints that begin too
+        # The offset is a lower bound: the append may land after others' appends. Hints that begin too
         # early cost some reading; hints that begin too late would lose the operation.
         verdict = fsm.apply(
             op, body_of(frame), log=self.log, first_offset=self.write_head, last_offset=0

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 from gazette_platform.consumer.application import Application, Shard, takes_batches
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
-from gazette_platform.consumer.runtime.host import ReplicaSettings
 from gazette_platform.consumer.runtime.status import Readiness, cause_of, error_of
-from gazette_platform.consumer.runtime.tasks import Primary, Recovery
+from gazette_platform.consumer.runtime.tasks import Primary, Recovery, ReplicaSettings
 from gazette_platform.consumer.shard.assignments import (
     HeldReplica,
     ReplicaStep,
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient
     from gazette_platform.consumer.cluster import ShardAssignment
     from gazette_platform.consumer.protocol import ShardSpec
-    from gazette_platform.consumer.runtime.host import ShardHost
     from gazette_platform.consumer.runtime.status import ShardCounts
+    from gazette_platform.consumer.runtime.tasks import ShardHost
     from gazette_platform.consumer.shard.transaction import Progress
     from gazette_platform.message import SequencerCounts
     from gazette_platform.ops.clock import Clock

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
     from gazette_platform.client import AppendService, AsyncClient
-    from gazette_platform.consumer.application import MessageBatches
-    from gazette_platform.consumer.publisher import TransactionPublisher
+    from gazette_platform.consumer.application import MessageBatches, TransactionPublisher
     from gazette_platform.consumer.runtime.sources import ReadBudget
     from gazette_platform.consumer.runtime.status import Readiness
     from gazette_platform.consumer.shard.transaction import CompletedTransaction

@@ -1,9 +1,8 @@
 """Hints of shards in etcd: read all at once, written under guards.
 
-A value may have been written by any consumer, so each is checked before anybody plays it.
-
-Hints keep offsets of the log, and a shard without hints reads it from 0. Which journal these offsets belong to is in a
-key beside (`protocol.identity`): hints are Gazette's, and a shard has none for its first minutes.
+Any consumer may have written them, Gazette's included, so each is checked before it is played.
+They hold offsets of the log, and a shard without hints reads it from 0. A key beside them says which journal these
+offsets belong to (`protocol.identity`): the form of hints is Gazette's, and a shard has none for its first minutes.
 """
 
 from __future__ import annotations

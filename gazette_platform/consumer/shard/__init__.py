@@ -1,6 +1,7 @@
-"""The decisions of a shard's life, without the store, journals and etcd that they are about.
+"""The decisions of a shard's life, without the store, the journals and the etcd that they are about.
 
-Nouns: transaction, barrier, batches of committed messages and progress (`transaction`); what this process
-does about its replica, and who serves a shard (`assignments`). The caller reports what has happened, and
-does what they say.
+`transaction` decides when to consume, commit and acknowledge, and keeps batches and progress. `assignments` decides what
+this process does about its replica, and who serves a shard.
+Promise: no I/O and no clock, so tests can play every order of events. The caller reports events and carries out the answers.
+Cost: a few comparisons for a batch of messages.
 """

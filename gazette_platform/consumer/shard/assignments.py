@@ -81,6 +81,7 @@ def replica_step(
         return ReplicaStep.START
     if assignment.create_revision == held.create_revision:
         return ReplicaStep.KEEP
+    # Promoted, a failed replica would fail at once, and the shard would have no primary. Started again, it may succeed.
     may_go_on = assignment.slot < held.slot and not held.has_failed
     return ReplicaStep.PROMOTE if may_go_on else ReplicaStep.RESTART
 

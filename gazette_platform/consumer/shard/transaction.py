@@ -152,6 +152,7 @@ class _Open:
         """When the timer is due, or None once it has done all that it was set for."""
         if self.is_min_pending:
             return self.times.begun + self.limits.min_s
+        # A longest time below the shortest would end the reading before a commit is allowed.
         if self.is_max_pending:
             return self.times.begun + max(self.limits.min_s, self.limits.max_s)
         return None
@@ -194,14 +195,6 @@ class Transactions:
     def is_barrier_up(self) -> bool:
         """Whether the prior transaction is not done yet."""
         return self._barrier is not None
-
-    @property
-    def may_publish(self) -> bool:
-        """Whether messages may be published: not once ACKs of this transaction were built.
-
-        That the ACKs of the prior one are queued is certain: `prepared` says so.
-        """
-        return self._preparing is None
 
     @property
     def wakes_at(self) -> float | None:
@@ -316,6 +309,7 @@ class Transactions:
         """
         if self._open is not None or outcome not in _NO_OPS:
             return None
+        # Progress is reported in order: that of the prior transaction is not complete yet.
         if self._barrier is not None:
             through = self._barrier.read_through
             through[journal] = max(end, through.get(journal, 0))
@@ -351,7 +345,7 @@ class Transactions:
         assert barrier is not None
         assert not barrier.is_committed
         # Only now may readers see the transaction: an ACK before the commit would publish what a crash
-        # makes the shard publish again under other clocks.
+        # makes the shard publish again under other clocks. Readers would count both.
         barrier.is_committed = True
         if barrier.times is not None:
             barrier.times.committed = barrier.times.acknowledged = now_s
@@ -415,6 +409,7 @@ class Progress:
             (self.publish_at, completed.publish_at),
         ):
             for journal, offset in new.items():
+                # A journal that was read again after a restore must not take back what a caller was promised.
                 known[journal] = max(offset, known.get(journal, 0))
 
     def has_reached(self, wanted: Mapping[str, int], spec: ShardSpec) -> bool:
@@ -482,12 +477,14 @@ class Backlog(Generic[M]):
         Ends where a replay is to be read first.
         """
         sequencer, messages, size = self._sequencer, self.messages, self._size
+        # By bytes as well as by number: a thousand messages may have a megabyte each.
         left = _BATCH_BYTES_MAX - sum(each.end - each.begin for each in messages)
         while len(messages) < size and left > 0:
             if (message := sequencer.dequeued) is not None:
                 messages.append(message)
                 left -= message.end - message.begin
                 sequencer.step()
+            # What a commit replays was written before the entries that are queued, and is consumed before them.
             elif entries and sequencer.replay is None:
                 sequencer.queue(entries.popleft())
             else:
@@ -539,7 +536,8 @@ def count_as_unused(
         key = journal, producer
         if clock and key not in begun:
             begun.add(key)
-            # Those before have smaller clocks, and were used.
+            # Those before have smaller clocks, and were used. A producer's clocks rise, so the clock just before this
+            # one stands for theirs: none lies between.
             producers[key] = ProducerState(
                 journal, producer, clock - 1, begin if is_in_span else -1
             )

@@ -1,10 +1,11 @@
 """Where shards keep their state: stores, which commit it together with a checkpoint.
 
-`base` says what every store has to do. `JSONFileStore` has a file that is recorded in a log: for little
-state. `SQLiteStore` and `RocksDBStore` have a database of their own, recorded likewise. `SQLStore` has
-tables in an existing database, `MemoryStore` an object that is gone with the process.
-A commit is durable before any message that follows from it is acknowledged; of two processes that have
-one shard, the one that restored first is fenced.
+`JSONFileStore` and `MemoryStore` hold one Python object, for little state. `SQLiteStore` and `RocksDBStore` have their own
+database, whose files a recovery log records. `SQLStore` has tables in an existing database. `base` says what every
+store has to do; `testing.shard_store_conformance` checks it.
+Promise: state and checkpoint are committed both or not at all, before any message that follows from them is
+acknowledged. Of two processes that have one shard, the one that restored first is fenced.
+Cost: see each store; a recorded one appends what changed to its log, and a standby needs the disk for a copy.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.consumer.store.base import ShardStore
-from gazette_platform.consumer.store.json_file import JSONFileStore
-from gazette_platform.consumer.store.memory import Memories, MemoryStore
+from gazette_platform.consumer.store.objects import JSONFileStore, Memories, MemoryStore
 from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:

@@ -132,6 +132,7 @@ async def all_succeeded(after: Collection[Dependency]) -> None:
     Raises: DependencyFailed: one failed, or was cancelled. Of several, the first in their order.
     Cancellation: safe; they go on.
     """
+    # One after the other, so that of several failures the caller always sees the same one.
     for need in after:
         error: BaseException | None = None
         if isinstance(need, AppendTicket):
@@ -180,6 +181,8 @@ class Commits:
         """
         result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
 
+        # Called where a commit ends, and not by a task that wakes up later: the shard may start its next commit in the
+        # same step, and reads would wait for ever beside a busy one.
         def attempt() -> None:
             if result.done():
                 return
@@ -223,6 +226,8 @@ class Commits:
 
         Raises: RuntimeError: closed.
         """
+        # A future beside the task: a caller that is cancelled cancels what it awaits, and a commit that was begun must
+        # end in one way or the other.
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_busy = True
 
@@ -264,6 +269,7 @@ class Commits:
 
 _GAZETTES: Final = "SQLite store of Gazette's Go consumers"
 
+# Whole names, of all that each store and its engine may write: an unknown name beside them is the application's.
 _FILES: Final = {
     "SQLiteStore": re.compile(r"primary\.db.*"),
     "JSONFileStore": re.compile(r"(state|next)\.json"),
@@ -284,9 +290,11 @@ def check_files(directory: str | Path, store: str) -> None:
     Raises: DataError: another store wrote the files. The shard would consume and publish everything again.
         OSError: the directory cannot be read.
     """
+    # Names with a leading dot are this process's own: staged files, and snapshots of RocksDB.
     names = sorted(each.name for each in Path(directory).iterdir() if each.name[0] != ".")
     foreign = [name for name in names if not _FILES[store].fullmatch(name)]
     looks = [kind for kind, files in _FILES.items() if any(map(files.fullmatch, foreign))]
+    # Files that no store is known to write are the application's, if files of this store exist as well.
     if not foreign or (not looks and len(foreign) < len(names)):
         return
     named = ", ".join(foreign[:_NAMED_MAX]) + (", …" if len(foreign) > _NAMED_MAX else "")

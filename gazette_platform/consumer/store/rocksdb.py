@@ -86,6 +86,7 @@ class RocksDBStore(ShardStore):
         self._options = options or _default_options()
         self._options.create_if_missing(True)
         self._options.set_max_manifest_file_size(_MANIFEST_BYTES_MAX)
+        # A log that is written over would not grow, and its growth is what a commit records.
         self._options.set_recycle_log_file_num(0)
         self._log_bytes_max = log_bytes_max
         self._changes: dict[bytes, bytes | None] = {}
@@ -153,6 +154,7 @@ class RocksDBStore(ShardStore):
             begin: first key.
             end: after the last one; None: all.
         """
+        # The batch is in memory until the commit, so rows of the database are merged with it.
         begin = max(begin, _FIRST_KEY)
         changed = sorted(
             item
@@ -199,6 +201,8 @@ class RocksDBStore(ShardStore):
     ) -> asyncio.Future[None]:
         db, files = self.db, self._files
         assert files is not None  # as it is open
+        # The database has the batch at once, and the log only after what the commit depends on. If that fails, the
+        # shard fails, and whoever plays the log never sees the batch.
         self._recorder.gate(after)
         batch = WriteBatch(raw_mode=True)
         for key, value in self._changes.items():
@@ -228,10 +232,11 @@ class RocksDBStore(ShardStore):
         if files.log_bytes < self._log_bytes_max:
             return False
         if not self._is_flushing:
-            # A checkpoint would have us wait for this.
+            # RocksDB flushes before it makes a checkpoint. Asked now, it does so while commits go on.
             self._is_flushing = True
             self.db.flush(wait=False)
             return False
+        # A slow disk must not let the log grow without end: at twice the limit, the commit waits.
         return files.are_logs_flushed() or files.log_bytes >= 2 * self._log_bytes_max
 
     def _record_snapshot(self, files: RecordedFiles) -> None:
@@ -364,6 +369,8 @@ class RecordedFiles:
 
     def record_snapshot(self, snapshot: Path) -> None:
         """Record the files of a checkpoint of RocksDB. Raises: OSError."""
+        # In this order any cut of the recovery log is a whole database: what a manifest names is recorded before it,
+        # and removed after its successor.
         names = sorted(filter(_is_recorded, _names(snapshot)))
         for name in names:
             if name.endswith(_ROWS_SUFFIXES):
@@ -391,6 +398,7 @@ class RecordedFiles:
         current = (snapshot / _CURRENT).read_bytes()
         name = current.decode().strip()
         manifest = (name, (snapshot / name).stat().st_size)
+        # The same name and size are the same content: a manifest only grows.
         if manifest == self._manifest:
             return
         self._replace(name, snapshot / name)

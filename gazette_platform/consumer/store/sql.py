@@ -171,6 +171,7 @@ def let_idle_limit_follow(engine: Engine, lease_s: float) -> None:
     other databases, stay as they are.
     """
     idle_s = max(IDLE_S_MIN, IDLE_LEASES * lease_s)
+    # The limit is set where a connection begins. Setting it per transaction would cost a round trip each.
     if engine.get_execution_options().get(_IDLE_OPTION, idle_s) != idle_s:
         engine.update_execution_options(**{_IDLE_OPTION: idle_s})
         engine.dispose()
@@ -215,7 +216,7 @@ def create_tables(engine: Engine) -> None:
     except SQLAlchemyError as err:
         try:
             if inspect(engine).has_table(CHECKPOINTS.name):
-                return  # another process has made it at the same time
+                return  # another process has made it at the same time: `IF NOT EXISTS` is not atomic in PostgreSQL
         except SQLAlchemyError:
             pass  # the first error says more
         raise sql_error(f"the table {CHECKPOINTS.name} cannot be made", err) from err
@@ -223,6 +224,7 @@ def create_tables(engine: Engine) -> None:
 
 def sql_error(what: str, error: SQLAlchemyError) -> StoreError:
     """What a database said, without the statement and its values."""
+    # SQLAlchemy adds the statement and its parameters, which may be anybody's data: they do not belong in a status.
     said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
     kind = StoreUnavailable if sql_may_pass(error) else StoreError
     return kind(f"{what}: {type(error).__name__}: {said}")
@@ -449,6 +451,8 @@ class SQLStore(ShardStore):
         is_ours = _COLUMNS.shard_fqn == self._shard
         try:
             with self._engine.begin() as connection:
+                # The update comes first, because it locks the row: of two owners that restore at once, the second waits,
+                # and reads the number that the first one has set.
                 raised = update(CHECKPOINTS).where(is_ours).values(fence=_COLUMNS.fence + 1)
                 connection.execute(raised)
                 found = connection.execute(
@@ -504,6 +508,7 @@ class SQLStore(ShardStore):
             await self._drop_former()
             raise
         finally:
+            # After a failure, too: who waits in a thread then gets its error, and not a deadline.
             self._free()
 
     def _finish(self, fence: int, raw: bytes) -> None:
@@ -517,6 +522,8 @@ class SQLStore(ShardStore):
                 raise ApplicationFailed(
                     f"{what} with its checkpoint, for the application has ended it: leave that to the store"
                 )
+            # Compared and set in the transaction of the state: another owner that restores waits for this row, or has
+            # raised the number and lets this transaction change no row.
             is_ours = (_COLUMNS.shard_fqn == self._shard) & (_COLUMNS.fence == fence)
             done = transaction.connection.execute(
                 update(CHECKPOINTS).where(is_ours).values(checkpoint=raw)
@@ -539,6 +546,7 @@ class SQLStore(ShardStore):
         self._has_become_free.set()
 
     async def _drop(self) -> None:
+        # On its own thread: a call of the application may still use the connection, and drivers are not thread-safe.
         current, self._current = self._current, None
         if current is not None:
             await run_in(self._work, current.drop)

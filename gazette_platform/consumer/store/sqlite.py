@@ -202,7 +202,10 @@ class SQLiteStore(ShardStore):
         settle(self._recorder, self._path)
         self._vfs = RecordedVFS(f"gazette-{id(self):x}", self._tape)
         db = apsw.Connection(self._path, vfs=self._vfs.vfs_name)
+        # The files are deleted after the close: moving the log into the database would be recorded for nothing.
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        # Exclusive before the first use of the log: no file of shared memory is made then. No syncs: the recovery log
+        # makes things durable. Checkpoints are left to `_tidy`, between two transactions.
         db.execute(self._pragmas).fetchall()
         for pragma in (
             "locking_mode = EXCLUSIVE",
@@ -212,6 +215,8 @@ class SQLiteStore(ShardStore):
             f"cache_size = -{self._cache_bytes >> 10}",
         ):
             db.execute(f"PRAGMA {pragma}").fetchall()
+        # The authorizer refuses `COMMIT` when it is compiled. After a statement has rolled the transaction back, SQLite
+        # commits each statement by itself, without a checkpoint: the hook refuses that.
         db.authorizer = self._authorize
         db.set_commit_hook(lambda: not self._is_ours)
         return db
@@ -252,6 +257,8 @@ class SQLiteStore(ShardStore):
                 f"{self._path}: a statement has rolled the transaction back (ON CONFLICT ROLLBACK, RAISE(ROLLBACK), "
                 "or a full disk); use savepoints to take part of it back"
             )
+        # Pages that did not fit into the cache are recorded before the gate. Without a commit record SQLite passes them
+        # over, so they may be in the log whether the commit succeeds or not.
         self._close_reader()
         self._tape.flush()
         self._recorder.gate(after)
@@ -259,6 +266,7 @@ class SQLiteStore(ShardStore):
         try:
             self._run("REPLACE INTO gazette_checkpoint VALUES (0, ?)", (checkpoint.encode(),))
             self._run("COMMIT")
+            # Between two transactions, because SQLite moves nothing out of its log within one.
             self._tidy(recorded_bytes)
             self._run("BEGIN")
         except apsw.ConstraintError as err:

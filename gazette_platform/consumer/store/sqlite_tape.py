@@ -109,6 +109,7 @@ class Tape:
 
     def write(self, file: TapedFile, content: bytes, offset: int) -> None:
         """Bytes are written at an offset."""
+        # A log that SQLite writes from its front again would need all of its former content read by players.
         if offset == 0 and content[:4] in _WAL_MAGICS and file.path != self._database:
             self._begin_anew(file)
         end = self._held_begin + len(self._held)
@@ -188,6 +189,7 @@ class Tape:
             recorder.write(renewal.fnode, offset, content)
             self.recorded_bytes += len(content)
             renewal.copied_bytes += len(content)
+        # Only now: until the copy is whole a player needs the former file.
         if renewal.copied_bytes >= size:
             recorder.rename(renewal.path, self._database)
             file = self._files[self._database]
@@ -213,6 +215,7 @@ class Tape:
             return
         recorder.write(file.fnode, begin, memoryview(content))
         self.recorded_bytes += len(content)
+        # Both files have to agree in what is copied. The rest of the write is copied later, with its page.
         renewal = self._renewal
         if renewal is not None and file.path == self._database:
             copied = memoryview(content)[: max(0, renewal.copied_bytes - begin)]

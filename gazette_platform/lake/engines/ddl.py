@@ -6,21 +6,22 @@ same files elsewhere: another catalog, a warehouse in the cloud, a laptop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.hive import CSV_ESCAPE, CSV_STORAGE, JSON_STORAGE
 from gazette_platform.lake.raw.tables import key_mappings
 from gazette_platform.lake.spec.formats import header_condition
-from gazette_platform.lake.spec.schema import parse_type
+from gazette_platform.lake.spec.types import parse_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gazette_platform.lake.spec.layout import Layout, PartitionColumn
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.types import ColumnType
 
 
 @final
@@ -54,18 +55,128 @@ def create_statement(table: MountedTable, dialect: str) -> str:
     return make(table)
 
 
+# ------------------------------------------------------------------ texts
+
+
+def _lines(items: Iterable[str]) -> str:
+    return ",\n".join(f"  {item}" for item in items)
+
+
+def _settings(properties: Mapping[str, str]) -> str:
+    return _lines(f"{name} = {value}" for name, value in properties.items())
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _spark_text(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _bigquery_text(text: str) -> str:
+    # Which ends at the end of its line.
+    return _spark_text(text).replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _double(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _tick(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Dialect:
+    """How an engine writes names, texts, types and the statements that mount a table."""
+
+    quote: Callable[[str], str]
+    """Of names of tables and columns; those of fields need no escapes."""
+    text: Callable[[str], str]
+    scalars: Mapping[str, str]
+    """By the names that specs have, where they differ."""
+    decimal: str = "decimal({},{})"
+    array: str = "array<{}>"
+    matrix: str = ""
+    """An array of arrays, if it is not an array."""
+    map: str = "map<{}, {}>"
+    struct: str = "struct<{}>"
+    field: str = "`{}`: {}"
+    folder: str = "SCHEMA"
+    create: str = "CREATE EXTERNAL TABLE"
+
+    def type(self, kind: ColumnType) -> str:
+        parts = map(self.type, kind.arguments)
+        match kind.name:
+            case "decimal":
+                return self.decimal.format(kind.precision, kind.scale)
+            case "array" if self.matrix and kind.arguments[0].name == "array":
+                return self.matrix
+            case "array":
+                return self.array.format(*parts)
+            case "map":
+                return self.map.format(*parts)
+            case "struct":
+                fields = zip(kind.field_names, parts, strict=True)
+                return self.struct.format(", ".join(starmap(self.field.format, fields)))
+            case _:
+                return self.scalars.get(kind.name, kind.name)
+
+    def column(self, name: str, kind: ColumnType, comment: str = "") -> str:
+        described = f" COMMENT {self.text(comment)}" if comment else ""
+        return f"{self.quote(name)} {self.type(kind)}{described}"
+
+    def keys(self, table: MountedTable) -> list[str]:
+        return [self.column(p.column, parse_type(p.type), p.comment) for p in table.partitions]
+
+    def statement(
+        self, table: MountedTable, columns: Iterable[str], clauses: Sequence[str], *notes: str
+    ) -> str:
+        """Return the statements that mount a table, without empty clauses and notes."""
+        spec = table.spec
+        schema, stored, view = map(self.quote, (spec.schema, spec.stored_table, spec.table))
+        condition = header_condition(spec, self.quote, self.text)
+        return (
+            f"CREATE {self.folder} IF NOT EXISTS {schema};\n\n"
+            f"{self.create} {schema}.{stored} (\n{_lines(columns)}\n)\n"
+            + "\n".join(filter(None, clauses))
+            + ";\n"
+            + "".join(f"-- {note}\n" for note in filter(None, notes))
+            # The stored table has header rows, which a view leaves out.
+            + f"\nCREATE VIEW {schema}.{view} AS\nSELECT * FROM {schema}.{stored}\nWHERE {condition};\n"
+            * bool(condition)
+        )
+
+
+def _listed(table: MountedTable, dialect: _Dialect) -> str:
+    return ", ".join(dialect.quote(p.column) for p in table.partitions)
+
+
+def _comment(spec: TableSpec, dialect: _Dialect) -> str:
+    return f"COMMENT {dialect.text(spec.comment)}" if spec.comment else ""
+
+
 # ------------------------------------------------------------------ Trino, Spark, Hive
+
+_TRINO = _Dialect(
+    quote=lambda name: _double(name.lower()),
+    text=_text,
+    scalars={"string": "varchar", "int": "integer", "float": "real"},
+    array="array({})",
+    map="map({}, {})",
+    struct="row({})",
+    field='"{}" {}',
+    create="CREATE TABLE",
+)
+_HIVE = _Dialect(quote=_tick, text=_spark_text, scalars={}, folder="DATABASE")
+_SPARK = replace(_HIVE, folder="SCHEMA", create="CREATE TABLE")
 
 
 def _trino(table: MountedTable) -> str:
     spec = table.spec
-    columns = [
-        f'"{c.name.lower()}" {_trino_type(c.parsed)}{_comment(c.comment)}' for c in spec.columns
-    ]
-    columns += [
-        f'"{p.column}" {_trino_type(parse_type(p.type))}{_comment(p.comment)}'
-        for p in table.partitions
-    ]
+    columns = [_TRINO.column(c.name, c.parsed, c.comment) for c in spec.columns]
     properties = {
         "external_location": _text(table.location),
         "format": "'OPENX_JSON'" if spec.format == "json" else "'CSV'",
@@ -81,115 +192,99 @@ def _trino(table: MountedTable) -> str:
         properties["csv_escape"] = f"U&'\\{ord(CSV_ESCAPE):04X}'"
         if spec.delimiter:
             properties["csv_separator"] = f"U&'\\{ord(spec.delimiter):04X}'"
-    given = ",\n".join(f"  {name} = {value}" for name, value in properties.items())
-    return (
-        f'CREATE SCHEMA IF NOT EXISTS "{spec.schema}";\n\n'
-        f'CREATE TABLE "{spec.schema}"."{spec.stored_table}" (\n{_lines(columns)}\n)\n'
-        f"{_comment(spec.comment, end=chr(10)).lstrip()}WITH (\n{given}\n);\n"
-        + _note(
-            table,
-            "Hive partitions are added by CALL system.register_partition(…), which needs "
-            "hive.allow-register-partition-procedure=true",
-        )
-        + _without_headers(spec, lambda name: _double(name.lower()), _text)
+    return _TRINO.statement(
+        table,
+        columns + _TRINO.keys(table),
+        [_comment(spec, _TRINO), f"WITH (\n{_settings(properties)}\n)"],
+        "Hive partitions are added by CALL system.register_partition(…), which needs "
+        "hive.allow-register-partition-procedure=true." * bool(table.partitions),
     )
-
-
-def _trino_type(kind: ColumnType) -> str:
-    match kind.name:
-        case "array" | "map":
-            return f"{kind.name}({', '.join(map(_trino_type, kind.arguments))})"
-        case "struct":
-            fields = zip(kind.field_names, kind.arguments, strict=True)
-            return f"row({', '.join(f'{_double(n)} {_trino_type(t)}' for n, t in fields)})"
-        case _:
-            return kind.trino
 
 
 def _spark(table: MountedTable) -> str:
     spec = table.spec
+    is_json = spec.format == "json"
     columns = [
-        f"{_tick(c.key if spec.format == 'json' else c.name)} {_hive_type(c.parsed)}{_spark_comment(c.comment)}"
-        for c in spec.columns
-    ]
-    columns += [
-        f"{_tick(p.column)} {_hive_type(parse_type(p.type))}{_spark_comment(p.comment)}"
-        for p in table.partitions
+        _SPARK.column(c.key if is_json else c.name, c.parsed, c.comment) for c in spec.columns
     ]
     options = "escape '\"'" + (f", sep {_spark_text(spec.delimiter)}" if spec.delimiter else "")
-    using = "json" if spec.format == "json" else f"csv OPTIONS ({options})"
-    keys = ", ".join(_tick(p.column) for p in table.partitions)
-    is_renamed = spec.format == "json"
-    renamed = [f"{_tick(c.source)} for {c.name}" for c in spec.columns if c.source and is_renamed]
-    return (
-        f"CREATE SCHEMA IF NOT EXISTS {_tick(spec.schema)};\n\n"
-        f"CREATE TABLE {_tick(spec.schema)}.{_tick(spec.stored_table)} (\n{_lines(columns)}\n)\n"
-        f"USING {using}\n"
-        + (f"PARTITIONED BY ({keys})\n" if keys else "")
-        + f"LOCATION {_spark_text(table.location)}"
-        + (f"\nCOMMENT {_spark_text(spec.comment)}" if spec.comment else "")
-        + ";\n"
-        + (_note(table, "Hive partitions are added by ALTER TABLE … ADD IF NOT EXISTS PARTITION …"))
-        + (
-            f"-- Spark's JSON reader calls columns by their keys: {', '.join(renamed)}.\n"
-            if renamed
-            else ""
-        )
-        + _without_headers(spec, _tick, _spark_text)
+    keys = _listed(table, _SPARK)
+    renamed = [f"{_tick(c.source)} for {c.name}" for c in spec.columns if c.source and is_json]
+    return _SPARK.statement(
+        table,
+        columns + _SPARK.keys(table),
+        [
+            "USING json" if is_json else f"USING csv OPTIONS ({options})",
+            keys and f"PARTITIONED BY ({keys})",
+            f"LOCATION {_spark_text(table.location)}",
+            _comment(spec, _SPARK),
+        ],
+        keys and "Hive partitions are added by ALTER TABLE … ADD IF NOT EXISTS PARTITION ….",
+        f"Spark's JSON reader calls columns by their keys: {', '.join(renamed)}." * bool(renamed),
     )
 
 
 def _hive(table: MountedTable) -> str:
     spec = table.spec
     storage = JSON_STORAGE if spec.format == "json" else CSV_STORAGE
-    columns = [
-        f"{_tick(c.name.lower())} {_hive_type(c.parsed)}{_spark_comment(c.comment)}"
-        for c in spec.columns
-    ]
-    keys = [
-        f"{_tick(p.column)} {_hive_type(parse_type(p.type))}{_spark_comment(p.comment)}"
-        for p in table.partitions
-    ]
+    keys = _HIVE.keys(table)
     own = {"separatorChar": spec.separator} if spec.format == "csv" else key_mappings(spec)
     serde = {**storage.serde_parameters, **own}
     properties = ", ".join(f"{_spark_text(k)} = {_spark_text(v)}" for k, v in serde.items())
-    return (
-        f"CREATE DATABASE IF NOT EXISTS {_tick(spec.schema)};\n\n"
-        f"CREATE EXTERNAL TABLE {_tick(spec.schema)}.{_tick(spec.stored_table)} (\n{_lines(columns)}\n)\n"
-        + (f"COMMENT {_spark_text(spec.comment)}\n" if spec.comment else "")
-        + (f"PARTITIONED BY (\n{_lines(keys)}\n)\n" if keys else "")
-        + f"ROW FORMAT SERDE {_spark_text(storage.serde)}\n"
-        + f"WITH SERDEPROPERTIES ({properties})\n"
-        + f"STORED AS INPUTFORMAT {_spark_text(storage.input_format)}\n"
-        + f"OUTPUTFORMAT {_spark_text(storage.output_format)}\n"
-        + f"LOCATION {_spark_text(table.location)};\n"
-        + _note(table, "Hive partitions are added by MSCK REPAIR TABLE, or ALTER TABLE … ADD")
-        + _without_headers(spec, _tick, _spark_text)
+    return _HIVE.statement(
+        table,
+        [_HIVE.column(c.name.lower(), c.parsed, c.comment) for c in spec.columns],
+        [
+            _comment(spec, _HIVE),
+            f"PARTITIONED BY (\n{_lines(keys)}\n)" if keys else "",
+            f"ROW FORMAT SERDE {_spark_text(storage.serde)}",
+            f"WITH SERDEPROPERTIES ({properties})",
+            f"STORED AS INPUTFORMAT {_spark_text(storage.input_format)}",
+            f"OUTPUTFORMAT {_spark_text(storage.output_format)}",
+            f"LOCATION {_spark_text(table.location)}",
+        ],
+        "Hive partitions are added by MSCK REPAIR TABLE, or ALTER TABLE … ADD." * bool(keys),
     )
-
-
-def _hive_type(kind: ColumnType) -> str:
-    match kind.name:
-        case "array" | "map":
-            return f"{kind.name}<{', '.join(map(_hive_type, kind.arguments))}>"
-        case "struct":
-            fields = zip(kind.field_names, kind.arguments, strict=True)
-            return f"struct<{', '.join(f'{_tick(n)}: {_hive_type(t)}' for n, t in fields)}>"
-        case _:
-            return kind.hive
 
 
 # ------------------------------------------------------------------ warehouses
 
+_BIGQUERY = _Dialect(
+    quote=_tick,
+    text=_bigquery_text,
+    scalars={
+        "string": "STRING", "boolean": "BOOL", "float": "FLOAT64", "double": "FLOAT64", "date": "DATE",
+        **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "INT64"),
+    },
+    decimal="BIGNUMERIC({}, {})",
+    array="ARRAY<{}>",
+    map="JSON",
+    struct="STRUCT<{}>",
+    field="`{}` {}",
+    matrix="JSON",
+)  # fmt: skip
+_SNOWFLAKE = _Dialect(
+    # In upper case, as it has names without quotes; one may be a word of SQL.
+    quote=lambda name: _double(name.upper()),
+    # A backslash escapes in its texts.
+    text=_spark_text,
+    scalars={
+        "string": "VARCHAR", "boolean": "BOOLEAN", "float": "FLOAT", "double": "DOUBLE", "date": "DATE",
+        "tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INT", "bigint": "BIGINT",
+    },
+    decimal="NUMBER({}, {})",
+    array="ARRAY",
+    map="OBJECT",
+    struct="OBJECT",
+)  # fmt: skip
+
 
 def _bigquery(table: MountedTable) -> str:
-    spec = table.spec
+    spec, location = table.spec, table.location
     # BigQuery calls partition columns by the keys in the path, beside which no data has room.
     in_path = {p.key.lower() for p in table.partitions}
     data = [c for c in spec.columns if c.name.lower() not in in_path]
-    columns = [f"{_tick(c.name)} {_bigquery_type(c.parsed)}" for c in data]
-    keys = [f"{_tick(p.key)} {_bigquery_type(parse_type(p.type))}" for p in table.partitions]
-    location = table.location
+    keys = [_BIGQUERY.column(p.key, parse_type(p.type)) for p in table.partitions]
     options = {
         "format": "'JSON'" if spec.format == "json" else "'CSV'",
         "uris": f"[{_spark_text(f'{location}/*')}]",
@@ -198,7 +293,6 @@ def _bigquery(table: MountedTable) -> str:
         "ignore_unknown_values": "TRUE",
         **({"description": _bigquery_text(spec.comment)} if spec.comment else {}),
     }
-    given = ",\n".join(f"  {name} = {value}" for name, value in options.items())
     notes = []
     if not location.startswith("gs://"):
         notes.append("BigQuery reads gs:// only: copy the files to a bucket, and name it here.")
@@ -218,95 +312,72 @@ def _bigquery(table: MountedTable) -> str:
         for p in table.partitions
         if p.column != p.key
     ]
-    return (
-        f"CREATE SCHEMA IF NOT EXISTS {_tick(spec.schema)};\n\n"
-        f"CREATE EXTERNAL TABLE {_tick(spec.schema)}.{_tick(spec.stored_table)} (\n{_lines(columns)}\n)\n"
-        + (f"WITH PARTITION COLUMNS (\n{_lines(keys)}\n)\n" if keys else "")
-        + f"OPTIONS (\n{given}\n);\n"
-        + "".join(f"-- {note}\n" for note in notes)
-        + _without_headers(spec, _tick, _bigquery_text)
+    return _BIGQUERY.statement(
+        table,
+        [_BIGQUERY.column(c.name, c.parsed) for c in data],
+        [
+            f"WITH PARTITION COLUMNS (\n{_lines(keys)}\n)" if keys else "",
+            f"OPTIONS (\n{_settings(options)}\n)",
+        ],
+        *notes,
     )
-
-
-_BIGQUERY = {
-    "string": "STRING", "boolean": "BOOL", "float": "FLOAT64", "double": "FLOAT64", "date": "DATE",
-    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "INT64"),
-}  # fmt: skip
-
-
-def _bigquery_type(kind: ColumnType) -> str:
-    match kind.name:
-        case "decimal":
-            return f"BIGNUMERIC({kind.precision}, {kind.scale})"
-        case "array" if kind.arguments[0].name == "array":
-            return "JSON"  # there are no arrays of arrays
-        case "array":
-            return f"ARRAY<{_bigquery_type(kind.arguments[0])}>"
-        case "map":
-            return "JSON"
-        case "struct":
-            fields = zip(kind.field_names, kind.arguments, strict=True)
-            return f"STRUCT<{', '.join(f'{_tick(n)} {_bigquery_type(t)}' for n, t in fields)}>"
-        case _:
-            return _BIGQUERY[kind.name]
 
 
 def _snowflake(table: MountedTable) -> str:
-    spec = table.spec
+    spec, quote = table.spec, _SNOWFLAKE.quote
     columns = []
     for index, column in enumerate(spec.columns, 1):
         value = f"VALUE:{_double(column.key)}" if spec.format == "json" else f"VALUE:c{index}"
-        kind = _snowflake_type(column.parsed)
-        columns.append(f"{_double(column.name.upper())} {kind} AS ({value}::{kind})")
+        kind = _SNOWFLAKE.type(column.parsed)
+        columns.append(f"{quote(column.name)} {kind} AS ({value}::{kind})")
     for partition in table.partitions:
-        kind = _snowflake_type(parse_type(partition.type))
+        kind = _SNOWFLAKE.type(parse_type(partition.type))
         pattern = f"'(^|/){partition.key}=([^/]*)'"
         found = f"REGEXP_SUBSTR(METADATA$FILENAME, {pattern}, 1, 1, 'e', 2)"
-        columns.append(f"{_double(partition.column.upper())} {kind} AS ({found}::{kind})")
-    keys = ", ".join(_double(p.column.upper()) for p in table.partitions)
+        columns.append(f"{quote(partition.column)} {kind} AS ({found}::{kind})")
+    keys = _listed(table, _SNOWFLAKE)
     kind = "JSON" if spec.format == "json" else """CSV FIELD_OPTIONALLY_ENCLOSED_BY = '"'"""
     if spec.delimiter:
         kind += f" FIELD_DELIMITER = {_spark_text(spec.delimiter)}"
-    # In upper case, as it has names without quotes; one may be a word of SQL.
-    schema, name = _double(spec.schema.upper()), _double(spec.stored_table.upper())
-    return (
-        f"CREATE SCHEMA IF NOT EXISTS {schema};\n\n"
-        f"CREATE EXTERNAL TABLE {schema}.{name} (\n{_lines(columns)}\n)\n"
-        + (f"PARTITION BY ({keys})\n" if keys else "")
-        + f"LOCATION = @gazette/{table.layout.base}/\n"
-        + "AUTO_REFRESH = FALSE\n"
-        + f"FILE_FORMAT = (TYPE = {kind})"
-        # A backslash escapes in its texts.
-        + (f"\nCOMMENT = {_spark_text(spec.comment)}" if spec.comment else "")
-        + ";\n"
-        + f"-- Before: CREATE STAGE gazette over the store that holds {table.location}\n"
-        + "-- After, and whenever files have come: ALTER EXTERNAL TABLE … REFRESH\n"
-        + _without_headers(spec, lambda name: _double(name.upper()), _spark_text)
+    return _SNOWFLAKE.statement(
+        table,
+        columns,
+        [
+            keys and f"PARTITION BY ({keys})",
+            f"LOCATION = @gazette/{table.layout.base}/",
+            "AUTO_REFRESH = FALSE",
+            f"FILE_FORMAT = (TYPE = {kind})",
+            f"COMMENT = {_spark_text(spec.comment)}" if spec.comment else "",
+        ],
+        f"Before: CREATE STAGE gazette over the store that holds {table.location}",
+        "After, and whenever files have come: ALTER EXTERNAL TABLE … REFRESH",
     )
-
-
-_SNOWFLAKE = {
-    "string": "VARCHAR", "boolean": "BOOLEAN", "float": "FLOAT", "double": "DOUBLE", "date": "DATE",
-    "tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INT", "bigint": "BIGINT",
-    "array": "ARRAY", "map": "OBJECT", "struct": "OBJECT",
-}  # fmt: skip
-
-
-def _snowflake_type(kind: ColumnType) -> str:
-    if kind.name == "decimal":
-        return f"NUMBER({kind.precision}, {kind.scale})"
-    return _SNOWFLAKE[kind.name]
 
 
 # ------------------------------------------------------------------ DuckDB
 
 
+_DUCKDB = _Dialect(
+    quote=_double,
+    text=_text,
+    scalars={
+        "string": "VARCHAR", "boolean": "BOOLEAN", "float": "FLOAT", "double": "DOUBLE", "date": "DATE",
+        "tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint": "BIGINT",
+    },
+    decimal="DECIMAL({}, {})",
+    array="{}[]",
+    map="MAP({}, {})",
+    struct="STRUCT({})",
+    field='"{}" {}',
+)  # fmt: skip
+
+
 def _duckdb(table: MountedTable) -> str:
     spec = table.spec
-    files = _path(table.location) + "/*" * (table.folders_below + 1)
+    files = table.location.removeprefix("file://") + "/*" * (table.folders_below + 1)
     is_json = spec.format == "json"
     typed = (
-        {c.key: _duckdb_type(c.parsed) for c in spec.columns} if is_json else {"line": "VARCHAR"}
+        {c.key: _DUCKDB.type(c.parsed) for c in spec.columns} if is_json else {"line": "VARCHAR"}
     )
     options: dict[str, str] = {
         "columns": "{" + ", ".join(f"{_text(k)}: {_text(t)}" for k, t in typed.items()) + "}"
@@ -321,7 +392,7 @@ def _duckdb(table: MountedTable) -> str:
     taken = spec.data_names if is_json else {"line", "text", "fields"}
     is_apart = taken.isdisjoint(p.key.lower() for p in table.partitions)
     if table.partitions and is_apart:
-        kinds = {p.key: _duckdb_type(parse_type(p.type)) for p in table.partitions}
+        kinds = {p.key: _DUCKDB.type(parse_type(p.type)) for p in table.partitions}
         options["hive_partitioning"] = "true"
         options["hive_types"] = (
             "{" + ", ".join(f"{_text(key)}: {kind}" for key, kind in kinds.items()) + "}"
@@ -334,7 +405,7 @@ def _duckdb(table: MountedTable) -> str:
         options |= {"hive_partitioning": "false", "filename": "true"}
         selected += [
             f"regexp_extract(filename, '/{p.key}=([^/]*)/', 1)::"
-            f"{_duckdb_type(parse_type(p.type))} AS {_double(p.column)}"
+            f"{_DUCKDB.type(parse_type(p.type))} AS {_double(p.column)}"
             for p in table.partitions
         ]
     else:
@@ -404,82 +475,6 @@ def _duckdb_records(source: str, spec: TableSpec) -> str:
         quoted=_text(_DUCKDB_QUOTED.replace("~", blanks)),
         field=_text(field),
     )
-
-
-_DUCKDB = {
-    "string": "VARCHAR", "boolean": "BOOLEAN", "float": "FLOAT", "double": "DOUBLE", "date": "DATE",
-    "tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint": "BIGINT",
-}  # fmt: skip
-
-
-def _duckdb_type(kind: ColumnType) -> str:
-    match kind.name:
-        case "decimal":
-            return f"DECIMAL({kind.precision}, {kind.scale})"
-        case "array":
-            return f"{_duckdb_type(kind.arguments[0])}[]"
-        case "map":
-            return f"MAP({', '.join(map(_duckdb_type, kind.arguments))})"
-        case "struct":
-            fields = zip(kind.field_names, kind.arguments, strict=True)
-            return f"STRUCT({', '.join(f'{_double(n)} {_duckdb_type(t)}' for n, t in fields)})"
-        case _:
-            return _DUCKDB[kind.name]
-
-
-# ------------------------------------------------------------------ texts
-
-
-def _without_headers(
-    spec: TableSpec, quoted: Callable[[str], str], literal: Callable[[str], str]
-) -> str:
-    """A view that is the table without header rows; empty if it has none."""
-    condition = header_condition(spec, quoted, literal)
-    if not condition:
-        return ""
-    view, table = (f"{quoted(spec.schema)}.{quoted(t)}" for t in (spec.table, spec.stored_table))
-    return f"\nCREATE VIEW {view} AS\nSELECT * FROM {table}\nWHERE {condition};\n"
-
-
-def _path(location: str) -> str:
-    return location.removeprefix("file://")
-
-
-def _lines(items: Iterable[str]) -> str:
-    return ",\n".join(f"  {item}" for item in items)
-
-
-def _text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _spark_text(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _bigquery_text(text: str) -> str:
-    # Which ends at the end of its line.
-    return _spark_text(text).replace("\r", "\\r").replace("\n", "\\n")
-
-
-def _double(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _tick(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _comment(text: str, *, end: str = "") -> str:
-    return f" COMMENT {_text(text)}{end}" if text else ""
-
-
-def _spark_comment(text: str) -> str:
-    return f" COMMENT {_spark_text(text)}" if text else ""
-
-
-def _note(table: MountedTable, text: str) -> str:
-    return f"-- {text}.\n" if table.partitions else ""
 
 
 _MAKERS: Mapping[str, Callable[[MountedTable], str]] = {

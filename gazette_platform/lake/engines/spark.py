@@ -1,12 +1,10 @@
-"""Properties of Spark that users give in a file, and how they go with ours.
-
-The file is like Spark's own ``spark-defaults.conf``, but wins over what the platform sets. Secrets may be
-in it: it is read when a session starts, and its content is shown nowhere.
-
-The Spark session of the lake: raw tables by name, Iceberg tables under ``iceberg.``, typed ones under it or their own catalog.
+"""The Spark session of the lake: raw tables by name, Iceberg tables under ``iceberg.``, typed ones there or in their own catalog.
 
 By its master it is in this process (``local[2]``), drives a cluster from here (``spark://…``), or is that of a server of
 Spark Connect (``sc://…``), where nothing needs Java, and jars and servers are whatever that server was given.
+
+Users add properties in a file like Spark's own ``spark-defaults.conf``, which wins over what the platform sets. Secrets may be
+in it: it is read when a session starts, and its content is shown nowhere.
 """
 
 from __future__ import annotations
@@ -23,9 +21,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import LakeError, SetupError, ValidationError
-from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
-from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.catalogs import ICEBERG, CatalogLogin, IcebergCatalog
+from gazette_platform.lake.settings import S3Access
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
 """Queries on Trino, with errors that say where and what to do; and who asks.
 
-Queries kept in files: ``sql/trino`` and ``sql/spark``, one statement a file.
+Also the statements of files (``sql/trino`` and ``sql/spark``, one each), and the query that an event shows of its rows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from typing_extensions import override
 
 import gazette_platform
 from gazette_platform.errors import LakeError, SetupError, ValidationError
-from gazette_platform.lake.logins import secret_of
+from gazette_platform.lake.catalogs import HIVE, TrinoCatalogs, secret_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from gazette_platform.lake.spec.table_spec import TableSpec
 
 _USER = "gazette"
 _ERROR_CHARACTERS_MAX = 300
@@ -251,3 +253,33 @@ def load_sql(name: str) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as err:
         raise SetupError(f"cannot read {path}: {err.strerror}; install the package again") from err
+
+
+def partition_query(spec: TableSpec, key: str, values: Sequence[str], catalog: str = HIVE) -> str:
+    """A query of all rows of a Hive partition, or of those of a time, for Trino.
+
+    Args:
+        spec: of the table.
+        key: of the Hive partition, which has the names of the columns; or of a time, for all rows of that.
+        values: of these columns, in their order.
+        catalog: what Trino calls the catalog of the table.
+    """
+    types = {partition.column: partition.type for partition in spec.partitions}
+    names = [part.partition("=")[0] for part in key.split("/")] if values else []
+    terms = [
+        f'"{name}" = {_literal(value, types.get(name, "string"))}'
+        for name, value in zip(names, values, strict=True)
+    ]
+    # A line a term: pages cut off what is long.
+    joint = "\n  AND "
+    where = f"\nWHERE {joint.join(terms)}" if terms else ""
+    # Shown to people. Names are checked by the spec, and values quoted.
+    table = TrinoCatalogs(hive=catalog).in_sql(f'hive."{spec.schema}"."{spec.table}"')
+    return f"SELECT * FROM {table}{where}"  # noqa: S608  see above
+
+
+def _literal(value: str, kind: str) -> str:
+    text = "'" + value.replace("'", "''") + "'"
+    if kind == "string":
+        return text
+    return f"DATE {text}" if kind == "date" else value

@@ -42,11 +42,10 @@ from pyiceberg.table.update import update_table_metadata
 
 from gazette_platform.errors import LakeError, SetupError, TypedFenced
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.catalogs import ICEBERG, CatalogLogin
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.iceberg.rest_catalog import rest_catalog
-from gazette_platform.lake.iceberg_catalog import CatalogLogin
-from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.settings import S3Access
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

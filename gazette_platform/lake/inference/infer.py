@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Literal, final
 import yaml
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake.inference.types import InferredType, infer_type
+from gazette_platform.lake.inference.profile import InferredType, Profile, Profiler, infer_type
 from gazette_platform.lake.spec.formats import (
     OVER_LINES,
     WINDOWS,
     ContentFormat,
     Kind,
     csv_rows,
+    decoded,
     header_of,
     is_header,
     recognize,
@@ -29,11 +30,10 @@ from gazette_platform.lake.spec.formats import (
     title,
 )
 from gazette_platform.lake.spec.layout import path_keys
-from gazette_platform.lake.spec.profile import Profile, Profiler, decoded
 from gazette_platform.lake.spec.rules import COLUMNS_MAX, is_column_name, is_key
-from gazette_platform.lake.spec.schema import parse_type
 from gazette_platform.lake.spec.table_spec import TableSpec, fields_below, parse_table_spec
 from gazette_platform.lake.spec.typed.spec import SCHEMA as TYPED_SCHEMA
+from gazette_platform.lake.spec.types import parse_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

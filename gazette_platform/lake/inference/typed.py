@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from gazette_platform.lake.spec.profile import Profile
+from gazette_platform.lake.inference.profile import Profile
 from gazette_platform.lake.spec.rules import is_key
-from gazette_platform.lake.spec.schema import ColumnType
-from gazette_platform.lake.spec.typed.columns import has_times, text_of, typed_from_raw
-from gazette_platform.lake.spec.typed.typed_columns import SYSTEM_COLUMNS
+from gazette_platform.lake.spec.typed.columns import SYSTEM_COLUMNS
+from gazette_platform.lake.spec.types import ColumnType, has_times, text_of, typed_from_raw
 from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.ops.text import counted
 

@@ -29,14 +29,14 @@ from gazette_platform.lake.spec.layout import (
     is_same_location,
     partition_columns,
 )
-from gazette_platform.lake.spec.schema import parse_type, widens
+from gazette_platform.lake.spec.types import parse_type, widens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from gazette_platform.hive import MetastoreSession
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.types import ColumnType
 
 LAYOUT = "gazette.layout"
 DIGEST = "gazette.spec"

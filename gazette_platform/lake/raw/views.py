@@ -28,15 +28,15 @@ from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.raw.tables import spark_schema, text_columns
 from gazette_platform.lake.spec.formats import header_condition
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX
-from gazette_platform.lake.spec.schema import parse_type
+from gazette_platform.lake.spec.types import parse_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gazette_platform.hive import HiveColumn, MetastoreSession
     from gazette_platform.lake.reading.findings import Finding
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.types import ColumnType
 
 _NESTED = frozenset({"array", "map", "struct"})
 
@@ -56,7 +56,7 @@ def typed_sql(text: str, kind: ColumnType) -> str:
 def type_sql(kind: ColumnType) -> str:
     """Return the name of a type, with the names of fields in quotes, as SQL has it.
 
-    >>> from gazette_platform.lake.spec.schema import parse_type
+    >>> from gazette_platform.lake.spec.types import parse_type
     >>> type_sql(parse_type("map<string,struct<aB:int>>"))
     'map(varchar,row("ab" integer))'
     """

@@ -17,8 +17,8 @@ from gazette_platform.lake.spec.formats import OVER_LINES, csv_rows, is_date
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.types import ColumnType
 
 SAMPLE_BYTES = 256 << 10
 _LINES_MAX = 200

@@ -32,8 +32,8 @@ from gazette_platform.lake.spec.formats import csv_rows, header_pattern
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import Column, TableSpec
+    from gazette_platform.lake.spec.types import ColumnType
 
 _PIECE_BYTES = 512 << 10
 # Trino refuses longer lines by default (`hive.text.max-line-length`).

@@ -39,7 +39,7 @@ def column_lineage_apart(
     *,
     timeout_s: float = _TIMEOUT_S,
 ) -> dict[str, list[tuple[str, str]]]:
-    """Find the origins of a query's columns; see `lineage.column_lineage`.
+    """Find the origins of a query's columns; see `query_analysis.column_lineage`.
 
     Raises: LakeError: as there, or it took longer than `timeout_s`, or the process failed.
     """
@@ -126,14 +126,14 @@ def _ask(task: str, asked: list[Any], timeout_s: float) -> str:
 
 def _lineage(sql: str, dialect: Dialect, sources: dict[str, list[str]]) -> None:
     # Slow to import, and the process that asks has no need of it.
-    from gazette_platform.lake.rollups.lineage import column_lineage  # noqa: PLC0415
+    from gazette_platform.lake.rollups.query_analysis import column_lineage  # noqa: PLC0415
 
     sys.stdout.write(json.dumps(column_lineage(sql, dialect, sources)))
 
 
 def _faults(queries: list[dict[str, Any]], columns: dict[str, list[str] | None]) -> None:
     """Check queries in order; what one gives is known to those after it. Each gets a line."""
-    from gazette_platform.lake.rollups.query_faults import query_faults  # noqa: PLC0415  as above
+    from gazette_platform.lake.rollups.query_analysis import query_faults  # noqa: PLC0415  as above
 
     known: dict[str, Sequence[str] | None] = dict(columns)
     for query in queries:

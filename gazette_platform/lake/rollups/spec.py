@@ -31,12 +31,13 @@ import msgspec
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.spec.folder import read_spec_file, shown_name
-from gazette_platform.lake.spec.ownership import ownership_errors, shown
 from gazette_platform.lake.spec.rules import (
     cron_errors,
     freshness_errors,
     is_sql_name,
     is_table_name,
+    ownership_errors,
+    shown,
 )
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import parse_duration

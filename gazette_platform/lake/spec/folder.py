@@ -1,10 +1,9 @@
-"""Reading files that people, or programs, put into folders of specs: whatever they are, a tick goes on.
+"""The folder of table specs: which of its files are good, what is wrong with each other one, and what tables they name.
 
-The folder of table specs: what of it is good, and of each other file all that is wrong with it.
-
-Names of all tables and views that table specs make: no two of them may be one. Pure.
-
-Which tables a name may mean that is of none: for errors that say what to write instead.
+People and programs put anything into such a folder. A file is read without waiting, up to a bound, and its errors are values:
+one bad file hides no good one, and a sensor's tick goes on. Parsed specs are kept by their content, since YAML is slow and
+sensors read every few seconds. No two tables or views of a folder may have one name. `or_meant` suggests tables for a misspelt
+name.
 """
 
 from __future__ import annotations

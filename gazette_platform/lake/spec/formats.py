@@ -1,14 +1,13 @@
-"""Recognise the format of content from its first bytes. Pure.
+"""Recognise the format of content from its first bytes, and read rows and header rows of CSV. Pure.
 
-`append` warns by it, and tables of journals (`infer`, `journal(…)`) are made or refused by it. Magic bytes decide
+`append` warns by the format, and tables of journals (`infer`, `journal(…)`) are made or refused by it. Magic bytes decide
 first, then the encoding, then the shape of the text: JSON values over several lines, JSON lines, CSV.
 
-Header rows of CSV, which may stand anywhere: each file that was appended may begin with one. Pure.
+A header row may stand anywhere, since each file that was appended may begin with one. It is one if its fields are the columns'
+keys, as written; a shorter one was written when the table had fewer columns. A byte order mark may precede its first field.
 
-A row is a header if its fields are the columns' keys, as written. A shorter one was written when the table had fewer
-columns. The first field may follow a byte order mark, as spreadsheets write it.
-
-Rows of CSV, whatever their lines hold: Python's reader raises at some, and at long fields.
+DuckDB's `sniff_csv` is not used: it takes prose for a column, the only row of words for a header, decimal commas for delimiters
+and a short line for another dialect, and refuses text in other encodings and lines with a carriage return within.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
-from gazette_platform.lake.spec.profile import decoded
+import orjson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,6 +41,7 @@ _DELIMITERS: Final = (",", ";", "\t", "|")
 _HEADER_CHARACTERS_MAX: Final = 64
 # Of UTF-16 without a mark: fewer may be anything.
 _GUESSED_BYTES_MIN: Final = 8
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _DECIMAL_COMMA: Final = re.compile(r"(?<=\d),(?=\d)")
 
 
@@ -204,6 +204,46 @@ def _of_text(text: str) -> ContentFormat:
 
 # ------------------------------------------------------------------ JSON
 
+# Only such a line can hold an integer beyond 64 bits, which orjson reads as a float.
+_MANY_DIGITS: Final = re.compile(rb"\d{19}")
+_DIGITS_MAX: Final = 60
+
+
+def decoded(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """The records of JSON lines, and the lines that are not JSON objects. Blank lines are neither.
+
+    A byte order mark before a record is passed over, as Spark does, and Trino at the begin of a file.
+    """
+    records: list[dict[str, Any]] = []
+    others: list[bytes] = []
+    for whole in lines:
+        line = whole.removeprefix(codecs.BOM_UTF8)
+        if not line.strip():
+            continue
+        try:
+            record = orjson.loads(line)
+            if _MANY_DIGITS.search(line):
+                record = _with_long_integers(line, record)
+        except orjson.JSONDecodeError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        else:
+            others.append(whole)
+    return records, others
+
+
+def _with_long_integers(line: bytes, record: Any) -> Any:
+    try:
+        return json.loads(line, parse_int=_integer)
+    except (RecursionError, ValueError):
+        return record  # nested too deep for the slower parser, or not what it takes for JSON
+
+
+def _integer(text: str) -> int:
+    """The integer; one of many digits is cut to some that no type holds either."""
+    return int(text) if len(text) <= _DIGITS_MAX else int(text[:_DIGITS_MAX])
+
 
 def _over_lines(text: str, lines: Sequence[str]) -> Kind | None:
     """Return the kind of JSON that is not one value a line; None if it is no such JSON."""
@@ -311,7 +351,13 @@ def _is_value(text: str) -> bool:
 
 
 def is_date(text: str) -> bool:
-    """Whether a text is a date as ISO 8601 writes it."""
+    """Whether all engines read the text as one date.
+
+    >>> is_date("2026-02-28"), is_date("2026-02-30"), is_date("20260228")
+    (True, False, False)
+    """
+    if not _DATE.match(text):
+        return False
     try:
         date.fromisoformat(text)
     except ValueError:

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.spec.ownership import ownership_errors, shown
 from gazette_platform.lake.spec.rules import (
     COLUMNS_MAX,
     DURATION_EXAMPLE,
@@ -46,9 +45,11 @@ from gazette_platform.lake.spec.rules import (
     is_column_name,
     is_key,
     is_table_name,
+    ownership_errors,
+    shown,
 )
-from gazette_platform.lake.spec.schema import ColumnType, parse_type
 from gazette_platform.lake.spec.typed import TypedSpec, read_typed_spec
+from gazette_platform.lake.spec.types import ColumnType, parse_type
 from gazette_platform.lake.spec.unfit import UNFIT_EXAMPLE, UnfitSpec
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration
@@ -60,8 +61,6 @@ if TYPE_CHECKING:
 # Types whose text in a path has one canonical value, so that two directories never claim one
 # Hive partition unnoticed.
 _PARTITION_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date")
-# Tables made by releases that made other tables of the same spec follow it again.
-_DEFINITION = b"2 "
 # A journal's name has no room for more.
 _PARTITIONS_MAX = 256
 _ERROR_CHARACTERS_MAX = 500
@@ -171,16 +170,13 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def digest(self) -> str:
-        """16 hex digits that change with any part of the spec of the raw table, and with what is made of one.
+        """16 hex digits that change with any part of the spec of the raw table.
 
         The raw table follows its spec again when they change, so the typed one's spec has a digest of its own. Nor does
         `unfit` change what the table is.
         """
-        parts = msgspec.to_builtins(msgspec.structs.replace(self, typed=None))
-        # What is not given changes no digest of former releases.
-        optional = {"owners", "tags", "typed", "delimiter", "header"}
-        given = {k: v for k, v in parts.items() if (v or k not in optional) and k != "unfit"}
-        return hashlib.sha256(_DEFINITION + msgspec.json.encode(given)).hexdigest()[:16]
+        parts = msgspec.structs.replace(self, typed=None, unfit=UnfitSpec())
+        return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 
 def parse_table_spec(text: str | bytes, beside: Mapping[str, bytes] | None = None) -> TableSpec:

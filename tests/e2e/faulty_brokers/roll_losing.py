@@ -1,6 +1,6 @@
 """A broker that forgets to persist one closed fragment in four, and says nothing.
 
-Run as `gazette`: it patches the replica, which is told of closed fragments.
+Run as `gazette`: it patches the replica, which receives closed fragments.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A broker that serves all calls well, and meets an unforeseen error at its side.
 
-Run as `gazette`: it patches the class of the key space that tells others of changes.
+Run as `gazette`: it patches the class of the key space that notifies observers of changes.
 """
 
 from __future__ import annotations

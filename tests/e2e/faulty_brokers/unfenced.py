@@ -1,6 +1,6 @@
 """A broker that never asks whether it still may speak for its journals.
 
-Run as `gazette`: it patches the fence that tells it.
+Run as `gazette`: it patches the fence that reports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`gazctl journals`: create, list, append to and read journals, and keep their fragments."""
+"""`gazctl journals`: create, list, append to and read journals, and maintain their fragments.
+
+A module for each verb, or for two that share most of their code. A module is imported when its verb is named.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gazctl journals prune`: remove the fragments that `fragment.retention` decides on from their stores."""
+"""`gazctl journals prune`: remove the fragments that `fragment.upkeep` decides on from their stores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.fragment.refresh import fragment_of
-from gazette_platform.fragment.retention import (
+from gazette_platform.fragment.upkeep import (
     Kept,
     PrunePlan,
     PruneRule,

@@ -27,14 +27,12 @@ from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
 from gazette_platform.lake import BrokerSource, Registrar, Repairer, Shrinker, StoreRoots, TableSpec
-from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.raw.applying import adopt_journals
 from gazette_platform.lake.raw.audits.full_audit import audit_content, audit_index
 from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.raw.catch_up import catch_up
 from gazette_platform.lake.raw.quarantine import AsideFile, Quarantine
 from gazette_platform.lake.raw.set_aside import is_aside
-from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import Fragment
 
@@ -62,6 +60,10 @@ def list_records(
     if not typed:
         specs_named(folder, [table])
         return False
+    # Slow to import, and of use for typed tables only.
+    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415
+    from gazette_platform.lake.typed.tables.quarantine import quarantined_rows  # noqa: PLC0415
+
     (found,) = typed
     handle = typed_catalog(settings).handle(found.typed.quarantine)
     # One more shows whether there are others.

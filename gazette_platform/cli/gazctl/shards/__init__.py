@@ -1,4 +1,7 @@
-"""`gazctl shards`: list, apply and unassign shards of consumers, and keep their recovery logs."""
+"""`gazctl shards`: list, apply and unassign shards of consumers, and maintain their recovery logs.
+
+A module for each verb, or for two that share most of their code. A module is imported when its verb is named.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from gazette_platform.lake.engines.duckdb.names import quoted
 from gazette_platform.lake.engines.duckdb.reading import ExtentReader, ScanCounts
 from gazette_platform.lake.engines.duckdb.rows import arrow_type, row_parser
 from gazette_platform.lake.spec.formats import header_pattern, header_places
-from gazette_platform.lake.spec.schema import parse_type
+from gazette_platform.lake.spec.types import parse_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

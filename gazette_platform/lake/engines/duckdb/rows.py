@@ -43,8 +43,8 @@ from gazette_platform.protocol import LabelSet
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.types import ColumnType
 
 _BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _NUMERAL: Final = re.compile(
@@ -233,7 +233,7 @@ _PRIMITIVES: Final = {
 def arrow_type(kind: ColumnType) -> pa.DataType:
     """Arrow's type of a column.
 
-    >>> from gazette_platform.lake.spec.schema import parse_type
+    >>> from gazette_platform.lake.spec.types import parse_type
     >>> str(arrow_type(parse_type("array<decimal(5,2)>")))
     'list<element: decimal128(5, 2)>'
     """

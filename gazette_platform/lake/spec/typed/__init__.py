@@ -8,8 +8,8 @@ Apart from `lake.typed`, which makes such tables, because table specs are read w
 what works by them. Nothing here does I/O.
 """
 
-from gazette_platform.lake.spec.typed.partitions import PartitionTransform
+from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec, read_typed_spec
-from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
+from gazette_platform.lake.spec.types import PartitionTransform
 
 __all__ = ["PartitionTransform", "TypedColumn", "TypedSpec", "read_typed_spec"]

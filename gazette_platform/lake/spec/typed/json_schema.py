@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import msgspec
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.spec.ownership import shown
-from gazette_platform.lake.spec.rules import SPEC_BYTES_MAX
-from gazette_platform.lake.spec.schema import ColumnType
+from gazette_platform.lake.spec.rules import SPEC_BYTES_MAX, shown
+from gazette_platform.lake.spec.types import ColumnType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import msgspec
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.spec.ownership import shown
 from gazette_platform.lake.spec.rules import (
     COLUMNS_MAX,
     EXACT_SUFFIX,
@@ -32,25 +31,28 @@ from gazette_platform.lake.spec.rules import (
     is_json_file_name,
     is_key,
     is_table_name,
+    shown,
 )
-from gazette_platform.lake.spec.typed.changes import (
+from gazette_platform.lake.spec.typed.columns import (
     CHANGE_COLUMNS,
     OP,
     POSITION,
-    ChangeOrder,
-    base_of_envelope,
-)
-from gazette_platform.lake.spec.typed.columns import KEY_TYPES, TRANSFORMS
-from gazette_platform.lake.spec.typed.json_schema import parse_document, properties_of
-from gazette_platform.lake.spec.typed.partitions import PartitionTransform, parse_partition
-from gazette_platform.lake.spec.typed.typed_columns import (
     SYSTEM_COLUMNS,
+    ChangeOrder,
     ColumnEntry,
     TypedColumn,
+    base_of_envelope,
     base_of_properties,
     base_of_raw,
     merged_columns,
     name_errors,
+)
+from gazette_platform.lake.spec.typed.json_schema import parse_document, properties_of
+from gazette_platform.lake.spec.types import (
+    KEY_TYPES,
+    TRANSFORMS,
+    PartitionTransform,
+    parse_partition,
 )
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import parse_duration
@@ -58,8 +60,8 @@ from gazette_platform.protocol import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.spec.schema import ColumnType
-    from gazette_platform.lake.spec.typed.typed_columns import BaseColumn, RawTable
+    from gazette_platform.lake.spec.typed.columns import BaseColumn, RawTable
+    from gazette_platform.lake.spec.types import ColumnType
 
 SCHEMA: Final = "typed"
 """Of typed tables that have no name of their own."""

@@ -25,7 +25,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError, OffsetJump
-from gazette_platform.lake.spec.typed.changes import TRUNCATE
+from gazette_platform.lake.spec.typed.columns import TRUNCATE
 from gazette_platform.lake.typed.checks.completeness import HEAL, Completeness, Incomplete
 from gazette_platform.lake.typed.files.sinks import are_deletions
 from gazette_platform.lake.typed.planning.ranges import held_ranges, plan_backfill, tasks_between
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gazette_platform.client.read.extents import JournalSnapshot
     from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
     from gazette_platform.lake.spec.table_spec import TableSpec
-    from gazette_platform.lake.spec.typed.changes import ChangeOrder
+    from gazette_platform.lake.spec.typed.columns import ChangeOrder
     from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.planning.ranges import BackfillRange, Task
     from gazette_platform.lake.typed.planning.rounds import Done

@@ -16,12 +16,12 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import structs
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.spec.typed.changes import DELETE, TRUNCATE
+from gazette_platform.lake.spec.typed.columns import DELETE, TRUNCATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gazette_platform.lake.spec.typed.changes import ChangeOrder
+    from gazette_platform.lake.spec.typed.columns import ChangeOrder
     from gazette_platform.lake.typed.files.writing import RowWriter, WrittenFile
 
 _CODEC = "lz4"

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gazette_platform.lake.spec.typed.changes import DELETE, POSITION
-from gazette_platform.lake.spec.typed.typed_columns import SYSTEM_COLUMNS
+from gazette_platform.lake.spec.typed.columns import DELETE, POSITION, SYSTEM_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.lake.spec.typed.changes import ChangeOrder
+    from gazette_platform.lake.spec.typed.columns import ChangeOrder
 
 # No names of columns, which have letters, digits and `_` only.
 _CLOCK, _OF_JOURNAL, _OF_KEY = "#clock", "#of journal", "#of key"

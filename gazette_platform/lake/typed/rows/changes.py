@@ -29,7 +29,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import structs
 
-from gazette_platform.lake.spec.typed.changes import DELETE, OP_KEY, POSITION_KEY, TRUNCATE
+from gazette_platform.lake.spec.typed.columns import DELETE, OP_KEY, POSITION_KEY, TRUNCATE
 from gazette_platform.lake.typed.rows.parsing import BadRecord, BlockParser, ParsedBlock
 from gazette_platform.lake.typed.rows.reasons import REASON_CHARACTERS_MAX
 from gazette_platform.lake.typed.rows.records import acks_of
@@ -37,8 +37,8 @@ from gazette_platform.lake.typed.rows.records import acks_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gazette_platform.lake.spec.typed.columns import TypedColumn
     from gazette_platform.lake.spec.typed.spec import TypedSpec
-    from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
     from gazette_platform.lake.typed.rows.parsing import LookedBlock
 
 _NULL: Final = b"null"

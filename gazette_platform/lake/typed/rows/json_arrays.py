@@ -28,7 +28,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from gazette_platform.errors import DataError
-from gazette_platform.lake.spec.typed.columns import TRUNCATED
+from gazette_platform.lake.spec.types import TRUNCATED
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type
 from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth, depth_of
 from gazette_platform.message.uuid import uuid_bytes
@@ -36,7 +36,7 @@ from gazette_platform.message.uuid import uuid_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gazette_platform.lake.spec.schema import ColumnType
+    from gazette_platform.lake.spec.types import ColumnType
 
 _UUID_CHARS: Final = 36
 _DATE_CHARS: Final = len("2026-01-02")

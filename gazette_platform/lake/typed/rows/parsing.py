@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gazette_platform.lake.reading.extent_content import LineBlocks, Piece
-    from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.types import ColumnType
     from gazette_platform.lake.typed.rows.records import Lines, Records
 
 _BLANKS: Final = b" \t\r"

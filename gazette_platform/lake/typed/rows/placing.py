@@ -14,8 +14,8 @@ from gazette_platform.lake.typed.rows.json_arrays import rebuilt
 from gazette_platform.message.uuid import uuid_column
 
 if TYPE_CHECKING:
+    from gazette_platform.lake.spec.typed.columns import TypedColumn
     from gazette_platform.lake.spec.typed.spec import TypedSpec
-    from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
 
 BAD_ROWS_SCHEMA: Final = pa.schema(

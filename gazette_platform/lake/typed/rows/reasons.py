@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError
-from gazette_platform.lake.spec.typed.columns import FORMATS, TRUNCATED, text_of
+from gazette_platform.lake.spec.types import FORMATS, TRUNCATED, text_of
 from gazette_platform.lake.typed.rows.json_arrays import (
     LineReader,
     RefusedError,

@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError
-from gazette_platform.lake.spec.schema import ColumnType
+from gazette_platform.lake.spec.types import ColumnType
 from gazette_platform.lake.typed.rows.json_arrays import (
     LineReader,
     RefusedError,
@@ -31,8 +31,8 @@ from gazette_platform.message.uuid import Flags, parse_uuid_column
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from gazette_platform.lake.spec.typed.columns import TypedColumn
     from gazette_platform.lake.spec.typed.spec import TypedSpec
-    from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 
 _ACK: Final = int(Flags.ACK_TXN)
 _STRING: Final = ColumnType("string")

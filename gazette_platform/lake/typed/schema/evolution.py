@@ -38,9 +38,8 @@ from pyiceberg.types import (
 )
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake.spec.typed.changes import CHANGE_COLUMNS
-from gazette_platform.lake.spec.typed.columns import text_of
-from gazette_platform.lake.spec.typed.typed_columns import SYSTEM_COLUMNS
+from gazette_platform.lake.spec.typed.columns import CHANGE_COLUMNS, SYSTEM_COLUMNS
+from gazette_platform.lake.spec.types import text_of
 from gazette_platform.lake.typed.schema.iceberg_types import spec_type, wanted_fields
 
 if TYPE_CHECKING:
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.update.spec import UpdateSpec
     from pyiceberg.types import NestedField
 
-    from gazette_platform.lake.spec.typed.partitions import PartitionTransform
     from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.types import PartitionTransform
 
 _Path = tuple[str, ...]
 _SYSTEM: Final = frozenset(column.name for column in (*CHANGE_COLUMNS, *SYSTEM_COLUMNS))

@@ -33,7 +33,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from gazette_platform.lake.spec.schema import ColumnType
+from gazette_platform.lake.spec.types import ColumnType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
-    from gazette_platform.lake.spec.schema import ColumnType
-    from gazette_platform.lake.spec.typed.changes import ChangeOrder
+    from gazette_platform.lake.spec.typed.columns import ChangeOrder
+    from gazette_platform.lake.spec.types import ColumnType
 
 UPSERTED: Final = {
     "write.merge.mode": "merge-on-read",

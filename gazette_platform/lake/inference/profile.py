@@ -1,25 +1,27 @@
-"""What values of a place in JSON records were: counted record by record.
+"""Profiles of JSON records: which values each place held, and the column type that holds them all.
 
-A profile is a tree as deep as the values. It is bounded: what goes beyond `NODES_MAX` places, or lies
-deeper than `DEPTH_MAX`, is counted as nested and looked at no further.
+A profile is a tree as deep as the values. It is bounded: places beyond `NODES_MAX`, or deeper than `DEPTH_MAX`, are counted
+as nested and not looked into. `infer_type` loses nothing: where values differ in kind, the type is string, which keeps any
+value as text, so records that were seen fit the type that was inferred from them.
+
+DuckDB's sniffer of JSON is not used, because its types lose what was seen: it reads integers beyond 64 bits as doubles, takes
+small negative ones for such, makes structs whose fields Trino cannot name or distinguish ("a b", "a" beside "A"), refuses a
+file for one line that is not an object, and does not count how often which kind of value appeared, which the report shows.
 """
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import date
 from typing import TYPE_CHECKING, Any, final
 
-import orjson
-
+from gazette_platform.lake.spec.formats import is_date
 from gazette_platform.message.uuid import Flags, parse_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 # OpenTelemetry's attributes lie this deep. A type has 16 levels at most.
 DEPTH_MAX = 12
@@ -27,7 +29,6 @@ NODES_MAX = 20_000
 
 _EXAMPLE_CHARACTERS_MAX = 40
 _EXACT_IN_DOUBLE = 1 << 53
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
 _INSTANT = re.compile(
     r"\d{4}-\d{2}-\d{2}(?:[Tt ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6}0*(?P<excess>\d*))?)?(?P<zone>[Zz]|[+-]\d{2}(?::?\d{2})?)?)?\Z"
@@ -36,9 +37,6 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\Z")
 # The version that producers of messages make, and the variant of it.
 _TIMED_UUID = re.compile(r".{14}1.{4}[89abAB]")
 _NUMERAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\Z")
-# Only such a line can hold an integer beyond 64 bits, which orjson reads as a float.
-_MANY_DIGITS = re.compile(rb"\d{19}")
-_DIGITS_MAX = 60
 
 
 @final
@@ -158,21 +156,6 @@ class Profile:
             self.examples[kind] = _example(value)
 
 
-def is_date(text: str) -> bool:
-    """Whether all engines read the text as one date.
-
-    >>> is_date("2026-02-28"), is_date("2026-02-30"), is_date("20260228")
-    (True, False, False)
-    """
-    if not _DATE.match(text):
-        return False
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_of_message(uuid: str) -> bool:
     """Whether a producer of messages may have made it. One of a hundred others of that version looks so, too."""
     return _TIMED_UUID.match(uuid) is not None and parse_uuid(uuid).flags <= Flags.ACK_TXN
@@ -237,37 +220,164 @@ class Profiler:
         return Profile()
 
 
-def decoded(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """The records of JSON lines, and the lines that are not JSON objects. Blank lines are neither.
-
-    A byte order mark before a record is passed over, as Spark does, and Trino at the begin of a file.
-    """
-    records: list[dict[str, Any]] = []
-    others: list[bytes] = []
-    for whole in lines:
-        line = whole.removeprefix(codecs.BOM_UTF8)
-        if not line.strip():
-            continue
-        try:
-            record = orjson.loads(line)
-            if _MANY_DIGITS.search(line):
-                record = _with_long_integers(line, record)
-        except orjson.JSONDecodeError:
-            record = None
-        if isinstance(record, dict):
-            records.append(record)
-        else:
-            others.append(whole)
-    return records, others
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_DECIMAL_DIGITS_MAX = 38
+# Objects with more keys than this are more likely maps by an identifier, if their values are alike.
+_LIKELY_FIELDS_MAX = 64
+_FIELDS_MAX = 400
+_KEY_SHOWN = 40
+# A type's text has at most 32 KiB.
+_TEXT_MAX = 16 << 10
 
 
-def _with_long_integers(line: bytes, record: Any) -> Any:
-    try:
-        return json.loads(line, parse_int=_integer)
-    except (RecursionError, ValueError):
-        return record  # nested too deep for the slower parser, or not what it takes for JSON
+@final
+@dataclass(slots=True)
+class InferredType:
+    """A type as table specs write it, and remarks, each with the place below the column."""
+
+    text: str
+    remarks: list[tuple[str, str]] = field(default_factory=list)
+
+    def remark(self, text: str) -> InferredType:
+        """Add a remark on the place itself."""
+        self.remarks.append(("", text))
+        return self
+
+    def take(self, place: str, other: InferredType) -> str:
+        """Take over remarks on a place below. Returns: the type there."""
+        self.remarks += [(place + at, text) for at, text in other.remarks]
+        return other.text
 
 
-def _integer(text: str) -> int:
-    """The integer; one of many digits is cut to some that no type holds either."""
-    return int(text) if len(text) <= _DIGITS_MAX else int(text[:_DIGITS_MAX])
+def infer_type(profile: Profile) -> InferredType:
+    """The narrowest type that every value of `profile` is of."""
+    kinds = set(profile.kinds)
+    if not kinds:
+        return InferredType("string").remark("only null was seen, so it is a string")
+    if kinds <= {"integer", "number"}:
+        return _number(profile)
+    if len(kinds) > 1:
+        return InferredType("string").remark(f"mixed: {_counts(profile)}; kept as text")
+    return _OF_ONE_KIND[kinds.pop()](profile)
+
+
+def _counts(profile: Profile) -> str:
+    return ", ".join(
+        f"{count} {kind} (e.g. {profile.examples.get(kind, '…')})"
+        for kind, count in profile.kinds.most_common()
+    )
+
+
+def _number(profile: Profile) -> InferredType:
+    if "number" in profile.kinds:
+        found = InferredType("double")
+        if "integer" in profile.kinds and not profile.is_exact_in_double:
+            found.remark("integers beyond 2^53 are rounded in a double")
+        return found
+    if profile.is_bigint:
+        return InferredType("bigint")
+    if profile.digits <= _DECIMAL_DIGITS_MAX:
+        found = InferredType(f"decimal({_DECIMAL_DIGITS_MAX},0)")
+    else:
+        found = InferredType("string")
+    low, high = profile.low, profile.high
+    largest = str(max(low, high, key=abs))[:24]
+    return found.remark(f"integers beyond 64 bits (as {largest}…), which no bigint holds")
+
+
+def _text(profile: Profile) -> InferredType:
+    count = profile.kinds["text"]
+    if profile.dates == count:
+        return InferredType("date")
+    found = InferredType("string")
+    if profile.times == count:
+        found.remark("times, kept as text: cast them in SQL or in a typed table")
+    elif profile.numerals == count:
+        found.remark("numbers written as text, kept as text: cast them in SQL")
+    elif profile.dates:
+        other = f"{count - profile.dates} of {count} texts are not dates"
+        found.remark(f"{other}, so it is a string")
+    return found
+
+
+def _array(profile: Profile) -> InferredType:
+    found = InferredType("")
+    element = infer_type(profile.elements or Profile())
+    if profile.elements is None or not (profile.elements.seen or profile.elements.nulls):
+        element = InferredType("string").remark("only empty arrays were seen")
+    found.text = f"array<{found.take('[]', element)}>"
+    return _short(found)
+
+
+def _object(profile: Profile) -> InferredType:
+    names = list(profile.fields)
+    if not names:
+        return InferredType("map<string,string>").remark("only empty objects were seen")
+    why_no_struct = _why_no_struct(names)
+    if why_no_struct or len(names) > _LIKELY_FIELDS_MAX:
+        why = why_no_struct or f"it has {len(names)} keys"
+        as_map = _map(profile)
+        if as_map is not None:
+            return as_map.remark(f"an object, kept as a map: {why}")
+        if why_no_struct:
+            return InferredType("string").remark(f"an object, kept as JSON text: {why}")
+    if len(names) > _FIELDS_MAX:
+        return InferredType("string").remark(
+            f"an object, kept as JSON text: it has {len(names)} keys, and a struct at most {_FIELDS_MAX}"
+        )
+    found = InferredType("")
+    fields = [
+        f"{name}:{found.take(f'.{name}', infer_type(below))}"
+        for name, below in profile.fields.items()
+    ]
+    found.text = f"struct<{','.join(fields)}>"
+    return _short(found)
+
+
+def _why_no_struct(names: Iterable[str]) -> str:
+    """Return why keys cannot be fields of a struct, by the example of one; empty: they can be."""
+    lower: dict[str, str] = {}
+    for name in names:
+        if not _FIELD_NAME.match(name):
+            return f"the key {_quoted(name)} is not an SQL name (letters, digits and _)"
+        former = lower.setdefault(name.lower(), name)
+        if former != name:
+            return f"the keys {_quoted(former)} and {_quoted(name)} differ in case only, which Trino ignores"
+    return ""
+
+
+def _quoted(key: str) -> str:
+    return repr(key if len(key) <= _KEY_SHOWN else f"{key[:_KEY_SHOWN]}…")
+
+
+def _map(profile: Profile) -> InferredType | None:
+    """Return a map if values are of one simple kind; else None."""
+    values = Profile()
+    for below in profile.fields.values():
+        values.absorb(below)
+    kinds = set(values.kinds)
+    is_alike = len(kinds) <= 1 or kinds == {"integer", "number"}
+    if not is_alike or kinds & {"array", "object", "deep"}:
+        return None
+    found = InferredType("")
+    found.text = f"map<string,{found.take('{}', infer_type(values))}>"
+    return found
+
+
+def _short(found: InferredType) -> InferredType:
+    if len(found.text) <= _TEXT_MAX:
+        return found
+    return InferredType("string").remark("too many fields for a type: kept as JSON text")
+
+
+def _deep(_: Profile) -> InferredType:
+    return InferredType("string").remark("nested deeper than is looked at: kept as JSON text")
+
+
+_OF_ONE_KIND: dict[str, Callable[[Profile], InferredType]] = {
+    "boolean": lambda _: InferredType("boolean"),
+    "text": _text,
+    "array": _array,
+    "object": _object,
+    "deep": _deep,
+}

@@ -1,16 +1,18 @@
-"""State of a shard that is one JSON value, in a file as Gazette's `JSONFileStore` has it.
+"""Stores whose state is one Python object: `JSONFileStore` in a recorded file, `MemoryStore` for as long as the process.
 
-`state.json` has three lines: the offset of each source, which only the format still asks for; the state;
-the checkpoint. A commit records that all of it is written to `next.json`, and that this is renamed. It is
-so for whoever plays the log; our own disk is left alone, for what a file of ours would have is in memory,
-and a disk takes longer than the log at times.
+A commit encodes or copies the whole state, so both are for little of it. `JSONFileStore` writes the form of Gazette's:
+`state.json` has three lines, the offset of each source (which only the format still asks for), the state, and the
+checkpoint. A commit records a write to `next.json` and its rename. Players have these files; our own disk does
+not, because we have their content in memory, and a disk is sometimes slower than the log.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
@@ -19,8 +21,14 @@ import orjson
 from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.store.base import Commits, ShardStore, check_files, check_recorder
-from gazette_platform.errors import DataError, StoreError, ValidationError
+from gazette_platform.consumer.store.base import (
+    Commits,
+    ShardStore,
+    all_succeeded,
+    check_files,
+    check_recorder,
+)
+from gazette_platform.errors import DataError, Fenced, StoreError, ValidationError
 from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import escape_html
 
@@ -73,7 +81,8 @@ class JSONFileStore(ShardStore, Generic[_T]):
         self._recorder = recorder
         self._directory = Path(recorder.directory)
         self._path, self._next_path = (str(self._directory / each) for each in (_STATE, _NEXT))
-        # The state as of the last commit, and the file; None: as it was played.
+        # Kept in memory, and not on disk: only whoever plays the log reads the file, and writing it as well would make
+        # commits wait for the disk. None: as it was played.
         self._committed = b""
         self._content: bytes | None = None
         self._decoder: msgspec.json.Decoder[_T]
@@ -125,6 +134,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
     def start_commit(
         self, checkpoint: Checkpoint, after: Collection[Dependency]
     ) -> asyncio.Future[None]:
+        # Encoded before this returns: the next transaction changes the state while the commit goes on.
         content = self._documents(checkpoint)
         self._recorder.gate(after)
         return self._commits.start(lambda: self._commit(content))
@@ -138,6 +148,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
 
     @override
     async def roll_back(self) -> None:
+        # Decoded again, rather than kept as objects: the application may have changed any part of them.
         self.state = self._decoder.decode(self._committed)
 
     def _documents(self, checkpoint: Checkpoint) -> bytes:
@@ -152,6 +163,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
         return b"".join((offsets, escape_html(state), b"\n", _go_json(checkpoint.json())))
 
     async def _commit(self, content: bytes) -> None:
+        # By another name first: a player that stops within the writes has the former file, and ignores this one.
         recorder = self._recorder
         fnode, view = recorder.create(self._next_path), memoryview(content)
         for begin in range(0, len(content), _PIECE_BYTES):
@@ -173,3 +185,114 @@ class JSONFileStore(ShardStore, Generic[_T]):
 
 def _go_json(document: Any) -> bytes:
     return escape_html(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What one shard has committed."""
+
+    state: Any
+    checkpoint: Checkpoint
+    fence: int = 0
+    """How often it was restored."""
+
+
+@final
+class Memories:
+    """What memory stores have committed, by shard, for as long as this object lives.
+
+    Hand one to all stores of a process, or of a test, and a shard goes on where it was. Of one event loop.
+    """
+
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        self._kept: dict[str, _Memory] = {}
+
+    def restored(self, shard: str, state: Any) -> _Memory:
+        """The memory of a shard, which begins with `state`; whoever restored it before us is fenced."""
+        kept = self._kept.get(shard)
+        if kept is None:
+            kept = self._kept[shard] = _Memory(state, Checkpoint())
+        # As in a database: each restore raises the number, and a commit that began under a lower one fails.
+        kept.fence += 1
+        return kept
+
+
+@final
+class MemoryStore(ShardStore, Generic[_T]):
+    """State that is an object, and is gone with the process.
+
+    Without `kept` a new store begins empty: its shard reads from the beginning, or the `min_offset` of its
+    spec. With it a shard goes on where the process had it, and stores fence each other as a database's do.
+    A commit copies the state deeply: one that is to be large needs another store. None costs nothing.
+
+    Attributes:
+        state: what the application changes. It may be replaced. Another object after each restore.
+    """
+
+    keeps_files = False
+
+    def __init__(self, state: _T, *, shard: str = "", kept: Memories | None = None) -> None:
+        """Make a store.
+
+        Args:
+            state: what a shard begins with, of any kind that `copy.deepcopy` copies.
+            shard: who is restored from `kept`.
+            kept: what is to outlive the store.
+
+        Raises: ValidationError: `kept` without a shard.
+        """
+        if kept is not None and not shard:
+            raise ValidationError(
+                "expected the name of a shard, as memories are kept", path="shard"
+            )
+        self.state = state
+        self._initial = copy.deepcopy(state)
+        self._shard = shard
+        self._kept = Memories() if kept is None else kept
+        self._fence = 0
+        self._memory: _Memory | None = None
+        self._commits = Commits(shard or "in memory")
+
+    @override
+    async def restore_checkpoint(self) -> Checkpoint:
+        memory = self._memory = self._kept.restored(self._shard, self._initial)
+        self._fence = memory.fence
+        self.state = copy.deepcopy(memory.state)
+        return memory.checkpoint
+
+    @override
+    def start_commit(
+        self, checkpoint: Checkpoint, after: Collection[Dependency]
+    ) -> asyncio.Future[None]:
+        # Copied at once: the next transaction changes the state while this commit waits.
+        memory, fence, state = self._memory, self._fence, copy.deepcopy(self.state)
+        if memory is None:
+            raise ValidationError(f"{self._shard}: nothing is committed before it was restored")
+
+        async def commit() -> None:
+            await all_succeeded(after)
+            if memory.fence != fence:
+                raise Fenced(
+                    f"{self._shard}: another store of this process has restored the shard (stop this one; "
+                    "nothing that it commits is kept any more)"
+                )
+            memory.state, memory.checkpoint = state, checkpoint
+
+        return self._commits.start(commit)
+
+    async def read(self, call: Callable[[_T], _R]) -> _R:
+        """Return what ``call(state)`` returns, of the state as it was committed, which `call` may not change.
+
+        Raises: Exception: what `call` raises. Cancellation: safe.
+        """
+        return call(self._initial if self._memory is None else self._memory.state)
+
+    @override
+    async def roll_back(self) -> None:
+        if self._memory is not None:
+            self.state = copy.deepcopy(self._memory.state)
+
+    @override
+    async def destroy(self) -> None:
+        await self._commits.close()
