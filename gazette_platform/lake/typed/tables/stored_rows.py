@@ -1,22 +1,15 @@
-"""Rows of a table's data files as they are stored, a few at a time, without those that engines deleted.
+"""Rows of a table's data files as they are stored, streamed, without those that engines deleted.
 
-Memory goes by a batch of rows, and not by the file, or by its row groups: one may be all of a file.
+Memory goes by a batch of some megabytes, and not by the file, or by its row groups: one may be all of a file. PyIceberg's own
+scan keeps all rows of a file in memory, and those of several files at a time.
 
-Rows of a typed table as one of its snapshots has them, streamed: which files may have rows that are wanted, and what is in these.
-
-Files are left out by what manifests say of their columns. PyIceberg's own scan keeps all rows of a file in memory, and those of
-several files at a time; here it is a batch of some megabytes.
-
-Rewrite data files without some of their rows: those in ranges of offsets, and those that engines deleted.
-
-What is left is copied as it is, column by column: it keeps the schema that the file has, with the ids of its fields, and
-its partition. Rows stream through Arrow, so memory does not grow with the file.
+`stored_rows` opens one file. `TableHistory` has all files of a snapshot; it leaves out those that cannot have wanted rows by
+what manifests say of their columns.
 """
 
 from __future__ import annotations
 
 import struct
-import uuid
 from bisect import bisect_left
 from contextlib import contextmanager
 from functools import cached_property
@@ -25,12 +18,10 @@ from typing import TYPE_CHECKING, Final, final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import parquet
-from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.io.pyarrow import ArrowAccessor, ArrowProjectionVisitor, pyarrow_to_schema
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema, prune_columns, visit_with_partner
-from pyiceberg.table import Table
 from pyiceberg.types import (
     DateType,
     DecimalType,
@@ -42,12 +33,6 @@ from pyiceberg.types import (
 )
 
 from gazette_platform.errors import LakeError, TypedRefused
-from gazette_platform.lake.typed.files.writing import (
-    FileDescriber,
-    OpenFile,
-    data_file_of,
-    remove_files,
-)
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 
 if TYPE_CHECKING:
@@ -59,7 +44,6 @@ if TYPE_CHECKING:
     from pyiceberg.types import NestedField
 
     from gazette_platform.lake.iceberg.catalog import Loaded
-    from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 
 _FIELD_ID: Final = b"PARQUET:field_id"
 # As they are stored, before they are compressed; in Arrow it is about as much.
@@ -199,9 +183,8 @@ class TableHistory:
         """
         if self._loaded.metadata.current_snapshot_id is None:
             return ()
-        table = Table(("", ""), self._loaded.metadata, "", self._loaded.io, NoopCatalog("none"))
         with _reading(self._loaded.metadata.location):
-            return tuple(table.scan().plan_files())
+            return tuple(self._loaded.table.scan().plan_files())
 
     def known_of(self, file: DataFile, columns: Sequence[str]) -> pc.Expression:
         """What is true of all rows of a file, as far as manifests say it.
@@ -281,85 +264,3 @@ def _reading(what: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as err:
         raise LakeError(f"{what}: its manifests cannot be read: {err}") from err
-
-
-# Of a row group, as Arrow holds it.
-_GROUP_BYTES: Final = 64 << 20
-
-
-@final
-class FileRewriter:
-    """Rewrites files, each once: the result is kept for later calls.
-
-    Args:
-        ranges: rows that are to go.
-    """
-
-    def __init__(self, ranges: RowRanges) -> None:
-        self._ranges = ranges
-        # With those that have no such row, which stay.
-        self._known: dict[tuple[str, frozenset[str]], tuple[bool, DataFile | None]] = {}
-
-    def without(self, now: Loaded, file: DataFile, deletes: Sequence[DataFile]) -> DataFile | None:
-        """A file of a table without the rows that are to go.
-
-        Args:
-            now: the table.
-            deletes: files with positions of rows of it that engines deleted.
-
-        Returns: the same, if it has none of them; None, if it has no others.
-        Raises: LakeError: a file cannot be read or written.
-        """
-        key = (file.file_path, frozenset(one.file_path for one in deletes))
-        if key not in self._known:
-            with stored_rows(now, file, deletes) as rows:
-                self._known[key] = self._found(now, file, rows)
-        stays, left = self._known[key]
-        return file if stays else left
-
-    def _found(self, now: Loaded, file: DataFile, rows: StoredRows) -> tuple[bool, DataFile | None]:
-        places = [rows.name_of(name) for name in ("_journal", "_begin")]
-        going = staying = 0
-        for batch, is_there in rows.batches(places):
-            goes = pc.and_(self._goes(batch, places), is_there)
-            count = pc.sum(goes).as_py() or 0
-            going += count
-            staying += (pc.sum(is_there).as_py() or 0) - count
-        if not going:
-            return True, None
-        return False, self._copied(now, file, rows, places) if staying else None
-
-    def _goes(self, batch: pa.RecordBatch, places: Sequence[str]) -> pa.BooleanArray:
-        journals, begins = (batch.column(name) for name in places)
-        return self._ranges.mask(journals.cast(pa.string()), begins.cast(pa.int64()))
-
-    def _copied(
-        self, now: Loaded, file: DataFile, rows: StoredRows, places: Sequence[str]
-    ) -> DataFile:
-        path = f"{now.metadata.location}/data/{uuid.uuid4()}.parquet"
-        describer = FileDescriber(pyarrow_to_schema(rows.schema), file.spec_id)
-        partition = tuple(file.partition[index] for index in range(len(file.partition)))
-        copy = OpenFile(now.io, path, rows.schema, partition)
-        try:
-            for group in self._groups(rows, places):
-                copy.write(group)
-            size, footer = copy.close()
-        except BaseException:
-            copy.abandon()
-            remove_files(now.io, [path])
-            raise
-        return data_file_of(describer.describe(path, size, footer, partition), now.metadata)
-
-    def _groups(self, rows: StoredRows, places: Sequence[str]) -> Iterator[pa.Table]:
-        """Rows that stay, in pieces of the size of a row group."""
-        held: list[pa.RecordBatch] = []
-        size = 0
-        for batch, is_there in rows.batches():
-            kept = batch.filter(pc.and_not(is_there, self._goes(batch, places)))
-            held.append(kept)
-            size += kept.nbytes
-            if size >= _GROUP_BYTES:
-                yield pa.Table.from_batches(held, rows.schema)
-                held, size = [], 0
-        if size:
-            yield pa.Table.from_batches(held, rows.schema)

@@ -1,24 +1,29 @@
-"""Data files that workers have written: what of each goes into the table's manifests, in bytes that travel.
+"""Rows of a typed table as Parquet files below its location, which no reader sees before they are published.
 
-A worker knows the schema and how rows are partitioned, and not the table; so it reports all that manifests say of a
-file, and the driver, which has the table, makes PyIceberg's record of it.
+A worker knows the schema and how rows are partitioned, and not the table. So it reports all that manifests say of a file, in
+bytes that travel (`WrittenFile`), and the driver, which has the table, makes PyIceberg's record of it.
 
-Rows of a typed table as Parquet files below its location. No reader sees them before they are published.
+A *sink* takes rows in order: `RowWriter` writes files by partition, `ChangeWriter` keeps deletions of a table of changes in
+files of their own, `SpooledRows` goes to a local file without a name, `CountedRows` nowhere.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
+import threading
 import uuid
+from contextlib import ExitStack
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, Self, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 
 import msgspec
-from pyarrow import (  # type: ignore[import-untyped]
-    concat_tables,
-    parquet,
-)
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from msgspec import structs
+from pyarrow import parquet
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -30,18 +35,19 @@ from pyiceberg.types import DecimalType
 from pyiceberg.utils.datetime import date_to_days, datetime_to_micros
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.files.partition_values import RowParter
+from gazette_platform.lake.spec.typed.columns import DELETE, TRUNCATE
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
+from gazette_platform.lake.typed.tables.partition_values import RowParter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    import pyarrow as pa
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
     from pyiceberg.io import FileIO
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
+
+    from gazette_platform.lake.spec.typed.columns import ChangeOrder
 
 METRICS: Final = {
     "write.metadata.metrics.column._journal": "full",
@@ -109,7 +115,7 @@ class FileDescriber:
         self._leaves = parquet_path_to_id_mapping(schema)
 
     def describe(
-        self, path: str, size: int, parquet_metadata: pq.FileMetaData, partition: Sequence[Any]
+        self, path: str, size: int, parquet_metadata: parquet.FileMetaData, partition: Sequence[Any]
     ) -> WrittenFile:
         """What manifests say of a file that was written.
 
@@ -285,7 +291,7 @@ class RowWriter:
         if not self._held:
             return
         # Tables of many chunks are slow to be parted and written.
-        rows = concat_tables(self._held).combine_chunks()
+        rows = pa.concat_tables(self._held).combine_chunks()
         self._held, self._held_bytes = [], 0
         parts = self._parter.parts(rows)
         del rows
@@ -389,3 +395,163 @@ def _unwritten(path: str, err: OSError) -> LakeError:
     return LakeError(
         f"cannot write {path} ({err}): see that there is room, and that the place can be written, and run again"
     )
+
+
+_CODEC = "lz4"
+
+
+class SpooledBatch(NamedTuple):
+    """Where in a spool some rows are."""
+
+    begin: int
+    size: int
+    plain_size: int
+    """Uncompressed."""
+
+
+@final
+class RowSpool:
+    """Rows on the local disk, in a file that has no name and so is gone with its process, whatever ends that.
+
+    All methods may be called from any thread.
+
+    Args:
+        schema: of all rows.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._file = tempfile.TemporaryFile(prefix="gazette-rows-")  # noqa: SIM115  see `close`
+        self._end = 0
+        self._lock = threading.Lock()
+
+    def add(self, rows: pa.Table) -> list[SpooledBatch]:
+        """Write rows after all others.
+
+        Raises: LakeError: the disk is full, or fails.
+        """
+        return [self._write(batch.serialize()) for batch in rows.to_batches() if batch.num_rows]
+
+    def read(self, places: Iterable[SpooledBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows that were written, any number of times.
+
+        Raises: LakeError: the disk fails.
+        """
+        codec = pa.Codec(_CODEC)
+        for place in places:
+            try:
+                stored = os.pread(self._file.fileno(), place.size, place.begin)
+            except OSError as err:
+                raise LakeError(f"rows cannot be read back from the local disk: {err}") from err
+            content = codec.decompress(stored, place.plain_size)
+            yield pa.ipc.read_record_batch(content, self.schema)
+
+    def close(self) -> None:
+        """Give the disk back. What is being read fails."""
+        self._file.close()
+
+    def _write(self, content: pa.Buffer) -> SpooledBatch:
+        stored = memoryview(pa.Codec(_CODEC).compress(content, asbytes=True))
+        with self._lock:
+            begin, self._end = self._end, self._end + len(stored)
+        at = begin
+        try:
+            while at < begin + len(stored):
+                at += os.pwrite(self._file.fileno(), stored[at - begin :], at)
+        except OSError as err:
+            raise LakeError(
+                f"rows cannot be kept on the local disk ({err}): make room, or name a folder that has some in TMPDIR"
+            ) from err
+        return SpooledBatch(begin, len(stored), content.size)
+
+
+@final
+class SpooledRows:
+    """Rows that go into a spool. A `Sink`."""
+
+    def __init__(self, spool: RowSpool) -> None:
+        self.schema = spool.schema
+        self.rows = 0
+        self._spool = spool
+        self._places: list[SpooledBatch] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """See `Sink`."""
+        self.rows += rows.num_rows
+        self._places += self._spool.add(rows)
+
+    def close(self) -> tuple[Any, ...]:
+        """See `Sink`. Returns: places in the spool."""
+        return tuple(self._places)
+
+    def abort(self) -> None:
+        """See `Sink`. What was written stays in the spool, at an unknown place."""
+        self.rows, self._places = 0, []
+
+
+@final
+class CountedRows:
+    """Rows that are counted, and go nowhere. A `Sink`."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.rows = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """See `Sink`."""
+        self.rows += rows.num_rows
+
+    def close(self) -> tuple[Any, ...]:
+        """See `Sink`. Returns: nothing."""
+        return ()
+
+    def abort(self) -> None:
+        """See `Sink`."""
+        self.rows = 0
+
+
+def are_deletions(rows: pa.Table, changes: ChangeOrder) -> pa.BooleanArray:
+    """Return which rows delete a key, or all of them. `ChangeOrder.deletes` says the same in SQL."""
+    column = rows.column(changes.deleted)
+    if changes.is_envelope:
+        return pc.is_in(column, value_set=pa.array([DELETE, TRUNCATE]))
+    return pc.fill_null(pc.equal(pc.ascii_lower(column.cast(pa.string())), "true"), False)
+
+
+@final
+class ChangeWriter:
+    """A `Sink` that keeps deletions apart.
+
+    Args:
+        rows: writes all other rows.
+        deletes: writes deletions.
+        changes: says which they are.
+    """
+
+    def __init__(self, rows: RowWriter, deletes: RowWriter, changes: ChangeOrder) -> None:
+        self.schema = rows.schema
+        self._rows = rows
+        self._deletes = deletes
+        self._changes = changes
+
+    @property
+    def rows(self) -> int:
+        """See `Sink`."""
+        return self._rows.rows + self._deletes.rows
+
+    def add(self, rows: pa.Table) -> None:
+        """See `Sink`."""
+        deletes = are_deletions(rows, self._changes)
+        self._rows.add(rows.filter(pc.invert(deletes)))
+        self._deletes.add(rows.filter(deletes))
+
+    def close(self) -> tuple[WrittenFile, ...]:
+        """See `Sink`."""
+        deletes = (structs.replace(file, deletes=True) for file in self._deletes.close())
+        return (*self._rows.close(), *deletes)
+
+    def abort(self) -> None:
+        """See `Sink`."""
+        with ExitStack() as stack:
+            stack.callback(self._deletes.abort)
+            stack.callback(self._rows.abort)

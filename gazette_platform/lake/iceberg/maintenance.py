@@ -1,70 +1,73 @@
-"""Files beside a typed table, at `<location>.gazette/`, that its snapshots name: states and lists of quarantined files.
+"""Maintenance that all our Iceberg tables share: what engines are asked for, and files that no engine knows.
 
-They are not within the table's location, where engines would remove them as orphans. So our own maintenance removes
-the files that no snapshot names any more.
+Engines merge small files, expire snapshots and remove unreferenced files. The tag of progress survives all of it. Files
+beside a table are removed here, once no snapshot names them.
 """
 
 from __future__ import annotations
 
-import uuid
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from pyarrow.fs import (  # type: ignore[import-untyped]
     FileSelector,
     FileType,
 )
-from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.iceberg.publishing import PROGRESS
+from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.iceberg.publishing import NAMED_BY
 
 if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-
     from gazette_platform.lake.iceberg.catalog import TableHandle
 
-STATE: Final = "gazette.state"
-"""Property of a snapshot: path of the file with the state after it."""
-QUARANTINE: Final = "gazette.quarantine"
-"""Property of a snapshot: path of the list of files that the run has quarantined; absent: none."""
+RETAINED_S: Final = 7 * 24 * 3600.0
+"""Seconds for which snapshots are kept, and files that none names: the least that Trino allows. Readers of an
+old snapshot, and runs that have not committed yet, have that long."""
 
 
-def write_side_file(location: str, kind: str, content: bytes, io: FileIO | None = None) -> str:
-    """Write a file beside the table at `location`, under a new name. Returns: its path.
+def maintenance_statements(
+    dialect: str,
+    table: str,
+    *,
+    now_s: float,
+    snapshots_s: float = RETAINED_S,
+    orphans_s: float = RETAINED_S,
+    catalog: str = ICEBERG,
+) -> list[str]:
+    """Statements that optimize an Iceberg table, expire snapshots and remove orphans, in this order.
 
-    Raises: LakeError: it cannot be written.
+    Args:
+        dialect: of the engine: `trino` or `spark`.
+        table: ``schema.table``.
+        now_s: unix seconds.
+        snapshots_s: seconds for which snapshots are kept; Trino refuses less than seven days unless its session
+            says otherwise.
+        orphans_s: seconds for which files are kept that no snapshot names, likewise; Spark refuses less than a day.
+        catalog: what the engine calls the catalog of the table.
     """
-    # Never write to an existing name: an attempt that lost the fence would overwrite what a
-    # published snapshot names.
-    path = f"{location}.gazette/{uuid.uuid4()}.{kind}"
-    files = io if io is not None else load_file_io({}, path)
-    try:
-        # It is written before the snapshot that names it. After a crash in between no snapshot
-        # names the file, and maintenance removes it.
-        with files.new_output(path).create() as stream:
-            stream.write(content)
-    except OSError as err:
-        raise LakeError(
-            f"cannot write {path}, beside the table ({err}): see that the place can be written, and run again"
-        ) from err
-    return path
+    if dialect == "trino":
+        schema, _, name = table.partition(".")
+        altered = f'ALTER TABLE "{catalog}"."{schema}"."{name}" EXECUTE'
+        kept = "(retention_threshold => '{}s')"
+        return [
+            f"{altered} optimize",
+            f"{altered} expire_snapshots{kept.format(int(snapshots_s))}",
+            f"{altered} remove_orphan_files{kept.format(int(orphans_s))}",
+        ]
+    of = f"table => '{table}'"
+    call = f"CALL {catalog}.system."
+    return [
+        f"{call}rewrite_data_files({of}, options => map('min-input-files', '2'))",
+        f"{call}expire_snapshots({of}, {_older_than(now_s - snapshots_s)})",
+        f"{call}remove_orphan_files({of}, {_older_than(now_s - orphans_s)})",
+    ]
 
 
-def read_side_file(io: FileIO, path: str, name: str) -> bytes:
-    """Read a file that a snapshot of table `name` names.
-
-    Raises: LakeError: it is gone, or cannot be read.
-    """
-    try:
-        with io.new_input(path).open() as stream:
-            return bytes(stream.read())
-    except OSError as err:
-        raise LakeError(
-            f"cannot read {path}, which a snapshot of {name} names ({err}): if it is gone, fetch it from a "
-            "backup, or roll the table and its tag "
-            f"{PROGRESS} back to a snapshot whose file exists, and what came after it is read again"
-        ) from err
+def _older_than(unix_s: float) -> str:
+    at = datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"older_than => TIMESTAMP '{at}'"
 
 
 def unnamed_files(handle: TableHandle, *, now_s: float, older_than_s: float) -> list[str]:
@@ -73,7 +76,7 @@ def unnamed_files(handle: TableHandle, *, now_s: float, older_than_s: float) -> 
     A run writes them before it publishes, so a snapshot may still come to name a young file.
 
     Args:
-        handle: of the typed table.
+        handle: of the table.
         now_s: unix seconds, of the clock of the store that holds them.
         older_than_s: seconds; longer than any run takes.
 
@@ -110,7 +113,7 @@ def unnamed_files(handle: TableHandle, *, now_s: float, older_than_s: float) -> 
         summary.additional_properties.get(key, "").rpartition("/")[2]
         for summary in (snapshot.summary for snapshot in after.metadata.snapshots)
         if summary is not None
-        for key in (STATE, QUARANTINE)
+        for key in NAMED_BY
     }
     return sorted(
         f"{folder}/{file.base_name}"
