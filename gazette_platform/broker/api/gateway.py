@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from aiohttp import ClientPayloadError, HttpVersion11, web
 from typing_extensions import override
 
-from gazette_platform.broker.http.messages import (
+from gazette_platform.broker.api.gateway_messages import (
     CLOSE_ERROR,
     ReadQuery,
     append_headers,
@@ -45,8 +45,10 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.content import decode_read_content, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.http_server import (
+    JSON_TYPE,
     ClientGone,
     Origins,
+    RestRoutes,
     bid_go_on,
     caller_metadata,
     written,
@@ -59,7 +61,6 @@ from gazette_platform.serving.rest_messages import (
     parse_request,
     result_line,
 )
-from gazette_platform.serving.rest_routes import JSON_TYPE, RestRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

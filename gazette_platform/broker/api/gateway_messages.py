@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol.pb import protocol_pb2 as pb
     from gazette_platform.serving.interface import RpcFailed
 
-
 CLOSE_ERROR = "X-Close-Error"
 """Trailer that says why a body ended."""
 

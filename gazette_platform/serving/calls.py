@@ -1,22 +1,81 @@
-"""Counts of calls, by the names of go-grpc-prometheus."""
+"""What all calls have in common: how each ends, and how calls are counted.
+
+A call ends with its answer, when its caller's token expires, or with an error and its code. Counts have the
+names of go-grpc-prometheus. Counting costs an addition a call: counters learn of it when they are read.
+"""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, TypeVar, final
 
+from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from typing_extensions import override
 
+from gazette_platform.errors import EtcdError, GazetteError
+from gazette_platform.protocol.auth import Forbidden, Unauthenticated
+from gazette_platform.serving.interface import Code, Denied, NotNow, RpcFailed
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import asyncio
+    from collections.abc import Awaitable, Iterable, Sequence
 
     from prometheus_client import Metric
+
+    from gazette_platform.ops.faults import Faults
+
+T = TypeVar("T")
+
+
+async def before_expiry(limit: asyncio.Timeout, work: Awaitable[T]) -> T:
+    """Await `work` until the claims of its caller expire.
+
+    Args:
+        limit: of `Authenticator.limit`.
+
+    Raises: RpcFailed: DEADLINE_EXCEEDED: they have expired. Clients then get a new token.
+    Cancellation: cancels `work`.
+    """
+    try:
+        async with limit:
+            return await work
+    except TimeoutError as err:
+        if not limit.expired():
+            raise
+        raise RpcFailed(Code.DEADLINE_EXCEEDED, "the call's authorization has expired") from err
+
+
+def failure_of(operation: str, err: Exception, faults: Faults) -> RpcFailed:
+    """The error for a caller. One that is not ours is a fault; it ends only this call.
+
+    Args:
+        operation: name of the call.
+        err: not an RpcFailed, which is sent as it is.
+    """
+    if isinstance(err, Forbidden):
+        return Denied(str(err))
+    if isinstance(err, Unauthenticated):
+        return RpcFailed(Code.UNAUTHENTICATED, str(err))
+    if isinstance(err, DecodeError):
+        return RpcFailed(Code.INTERNAL, f"{operation}: malformed message: {err}")
+    if not isinstance(err, GazetteError):
+        faults.report("call", operation, err)
+        kind = type(err).__name__
+        return RpcFailed(
+            Code.INTERNAL,
+            f"{operation}: unforeseen {kind}: {err} (the log of this process has more)",
+        )
+    # Most troubles of etcd pass by themselves, and clients retry what cannot be answered now.
+    if isinstance(err, EtcdError) and err.retriable:
+        return NotNow(err.told)
+    return RpcFailed(Code.UNKNOWN, err.told if isinstance(err, EtcdError) else str(err))
+
 
 _BOUNDS_S: Final = Histogram.DEFAULT_BUCKETS
 
@@ -31,18 +90,18 @@ class Tally:
         count: the total so far; only the event loop's thread adds to it.
     """
 
-    __slots__ = ("_counter", "_told", "count")
+    __slots__ = ("_counter", "_exported", "count")
 
     def __init__(self, counter: Counter) -> None:
         self.count = 0
         self._counter = counter
-        self._told = 0
+        self._exported = 0
 
-    def tell(self) -> None:
+    def export(self) -> None:
         """Bring the counter up to date."""
         count = self.count
-        self._counter.inc(count - self._told)
-        self._told = count
+        self._counter.inc(count - self._exported)
+        self._exported = count
 
 
 @final
@@ -63,7 +122,7 @@ class Tallies(Collector):
     def collect(self) -> Iterable[Metric]:
         """Bring all counters up to date; there are no metrics of our own."""
         for tally in self._all:
-            tally.tell()
+            tally.export()
         return ()
 
 

@@ -1,9 +1,21 @@
-"""How a broker leaves: it notes write heads in etcd, and waits until others have taken its journals."""
+"""What a broker hands over when it leaves, and takes over when it starts.
+
+A broker that leaves notes write heads in etcd, and waits until others have taken its journals.
+
+One that starts finds keys and spools of processes that ended here. An instance that crashed leaves its keys in
+etcd until its lease ends, unless its peers see that its port refuses connections (see `eviction`). If a new
+process listened there at once, it would hide the crash, and the journals would wait for the end of the lease:
+some twenty seconds instead of one. So the new process takes the port, which keeps other programs away from it,
+but does not listen until others have looked.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import secrets
+import socket
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -11,21 +23,39 @@ from typing import TYPE_CHECKING, Final
 from gazette_platform.allocator import member
 from gazette_platform.allocator.member import deadline
 from gazette_platform.broker.epochs import release
-from gazette_platform.broker.etcd_records import own_member_key, own_members_prefix, read_record
+from gazette_platform.broker.etcd_records import (
+    history_key,
+    own_member_key,
+    own_members_prefix,
+    read_record,
+)
 from gazette_platform.broker.journal.claims import write_head
-from gazette_platform.errors import EtcdError, GazetteError, ValidationError
-from gazette_platform.keyspace import decode_broker_spec, member_key, members_prefix
+from gazette_platform.broker.spool.home import Owner, SpoolHome, boot_id, free_homes
+from gazette_platform.broker.spool.recovery import recover
+from gazette_platform.errors import EtcdError, GazetteError, SetupError, ValidationError
+from gazette_platform.etcd import Compare, Put
+from gazette_platform.keyspace import (
+    MemberKey,
+    decode_broker_spec,
+    member_key,
+    members_prefix,
+    parse_key,
+)
 from gazette_platform.ops.retry import insist
+from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from concurrent.futures import Executor
 
     from gazette_platform.allocator import Allocator, Announcement
+    from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.epochs import EpochRecord
     from gazette_platform.broker.journal.replica import Replica
-    from gazette_platform.etcd import KeyValue, Lease
+    from gazette_platform.broker.spool.leftovers import Leftovers
+    from gazette_platform.etcd import EtcdClient, KeyValue, Lease
     from gazette_platform.keyspace import Assignment
     from gazette_platform.protocol import ProcessId
 
@@ -67,7 +97,7 @@ _log = logging.getLogger(__name__)
 _WRITES_MAX = 64
 
 
-def held_alone(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset[str]:
+def alone_with(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset[str]:
     """Journals whose whole content no other broker has now."""
     own, state = context.process_id, context.space.state
     return frozenset(
@@ -101,7 +131,7 @@ async def note_heads(
 
     Args:
         context: of this broker.
-        replicas: of the journals that it held.
+        replicas: of the journals that it served.
         lease: of its member key.
         timeout_s: seconds for each journal, and before that for asking etcd who is a member.
         alone: journals that no other broker had in full when we began to leave. If we were evicted since,
@@ -146,6 +176,8 @@ class _Member:
 async def _members(context: BrokerContext) -> dict[ProcessId, _Member]:
     """The members of our mirror that etcd still has. Raises: EtcdError."""
     prefix = context.config.etcd_prefix
+    # Both ranges are read at one revision. A broker whose two keys were read at different ones
+    # would pass for a broker of Gazette.
     found = await context.etcd.range(own_members_prefix(prefix))
     present = await context.etcd.range(members_prefix(prefix), revision=found.header.revision)
     ours = {kv.key: kv.lease for kv in found.kvs}
@@ -153,6 +185,7 @@ async def _members(context: BrokerContext) -> dict[ProcessId, _Member]:
     members = {}
     for peer, known in context.space.state.members.items():
         kv = there.get(member_key(prefix, peer))
+        # Another lease is another instance, which may have started without what this one had.
         if kv is not None and kv.lease == known.lease:
             is_foreign = ours.get(own_member_key(prefix, peer)) != known.lease
             members[peer] = _Member(is_foreign, is_leaving=_says_that_it_leaves(kv, peer))
@@ -186,6 +219,8 @@ def _is_kept(
     context: BrokerContext, replica: Replica, members: Mapping[ProcessId, _Member]
 ) -> bool:
     """Whether a broker that stays also has everything that the journal holds."""
+    # A broker that leaves too does not count: it may be gone before anyone has synced with it. Of
+    # several that leave at once, each thinks so of the others, and at least one notes the head.
     return any(
         other.process_id != context.process_id
         and _is_in_step(other)
@@ -242,17 +277,23 @@ async def _try_note_head(context: BrokerContext, replica: Replica, *, is_alone: 
     etcd, prefix = context.etcd, context.config.etcd_prefix
     while (spec := replica.spec) is not None:
         suspend = spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
+        # Read in each round: others write the spec and the record, too, and a transaction that
+        # failed starts from what they left.
         found, mod_revision = await read_record(etcd, prefix, replica.name)
         record = _released(replica, found, head)
         if head <= suspend.offset and record is None:
             return True
         own = state.assignment_of(replica.name, context.process_id)
+        # Without an assignment in which we were in step, others may have gone on from another end:
+        # our head could lie behind what they acknowledged.
         if own is None or not _is_in_step(own):
             others = state.assignments_of(replica.name)
             return not is_alone and any(_is_in_step(one) for one in others)
         if await write_head(
             context,
             own,
+            # Never back. Replicas note their own heads, and the greatest covers all that was
+            # acknowledged.
             replace(suspend, offset=max(head, suspend.offset)),
             record=record.encode() if record is not None else None,
             mod_revision=mod_revision,
@@ -271,3 +312,154 @@ def _released(replica: Replica, found: EpochRecord | None, head: int) -> EpochRe
         head=head,
         registers=spool.registers,
     )
+
+
+_POLL_S = 0.1
+
+
+async def await_former(
+    etcd: EtcdClient,
+    prefix: str,
+    process_id: ProcessId,
+    endpoint: str,
+    *,
+    host: str,
+    port: int,
+    timeout_s: float,
+) -> None:
+    """Wait, without listening, while etcd has a broker of our id or at our endpoint.
+
+    Args:
+        endpoint: our own.
+        host: where we are to listen.
+        port: where we are to listen.
+        timeout_s: seconds after which we go on even if it was not evicted.
+
+    Raises: EtcdError: etcd is out of reach. Cancellation: safe.
+    """
+    former = await _former(etcd, prefix, process_id, endpoint)
+    if former is None:
+        return
+    with contextlib.suppress(TimeoutError), _reserve(host, port) as is_ours:
+        if not is_ours:
+            return  # a living process has the port: nothing to wait for, and listening will fail
+        async with asyncio.timeout(timeout_s):
+            _log.info("%s is still in etcd: waiting for the others to notice its end", former)
+            while True:
+                await asyncio.sleep(_POLL_S)
+                if await _former(etcd, prefix, process_id, endpoint) is None:
+                    return
+
+
+async def _former(
+    etcd: EtcdClient, prefix: str, process_id: ProcessId, endpoint: str
+) -> str | None:
+    """The key of a former instance that does not say that it leaves; None: there is none."""
+    own = member_key(prefix, process_id)
+    for kv in (await etcd.range(f"{prefix}/members/")).kvs:
+        try:
+            key = parse_key(prefix, kv.key)
+            assert isinstance(key, MemberKey)
+            spec = decode_broker_spec(kv.value, process_id=key.process_id)
+        except ValidationError:
+            continue
+        # One that says that it leaves is not watched for a crash, so nobody would end it: its lease
+        # does.
+        if not spec.exiting and (kv.key == own or spec.endpoint == endpoint):
+            return kv.key
+    return None
+
+
+@contextlib.contextmanager
+def _reserve(host: str, port: int) -> Iterator[bool]:
+    """Take a port without listening, so that it refuses connections. Gives: whether it was free."""
+    with contextlib.ExitStack() as stack:
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            sock = stack.enter_context(socket.socket(family))
+            # Connections of the former process may linger in TIME_WAIT; they must not make the port
+            # look taken.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
+async def history_of(etcd: EtcdClient, prefix: str) -> str:
+    """The id of etcd's data, which is written if there is none: then etcd is new, or lost what it had.
+
+    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    """
+    key = history_key(prefix)
+    new = secrets.token_hex(8)
+    # One transaction, so that of brokers which start together one writes the id, and all read the
+    # same.
+    result = await etcd.txn([Compare.create(key, 0)], [Put(key, new.encode())])
+    if result.succeeded:
+        return new
+    found = await etcd.get(key)
+    return found.value.decode(errors="replace") if found is not None else ""
+
+
+async def take_homes(
+    etcd: EtcdClient, config: BrokerConfig, process_id: ProcessId
+) -> list[SpoolHome]:
+    """Take over the homes of spools whose processes have ended; make an empty one if there are none.
+
+    In etcd those processes are members until their leases end. Where we know that they have ended, we
+    revoke the leases, and no journal has to wait. The process of a copied home may be alive.
+
+    Returns: at least one; new spools are begun in the first, which is not a copy.
+    Raises: SetupError, EtcdError.
+    Cancellation: the homes stay ours until this process ends.
+    """
+    found = await etcd.range(own_member_key(config.etcd_prefix, process_id))
+    cluster = f"{found.header.cluster_id:x}{config.etcd_prefix}"
+    owner = Owner(cluster, process_id.name, boot_id())
+    # New spools go to the first home, and in a copy no tenure begins: whoever finds it next has to
+    # see a copy, too.
+    homes = sorted(free_homes(config.spool_dir, owner), key=lambda home: home.is_copied)
+    if not homes or homes[0].is_copied:
+        homes.insert(0, SpoolHome.make(config.spool_dir, owner))
+    history = await history_of(etcd, config.etcd_prefix)
+    for home in homes:
+        home.history = history
+    # Only where the machine itself proves the end. A broker that was started on a copy of a living
+    # broker's folder once revoked the lease named in it, and ended that broker.
+    leases = {home.former.lease for home in homes if home.former and home.former_has_ended}
+    for home in homes:
+        if home.former and home.is_copied:
+            _log.warning(
+                "%s is a copy of a folder of broker %s, which may have gone on since: what it says of "
+                "journals is kept, and neither served nor stored (if the folder of that broker is lost, "
+                "`gazctl journals reset-head` stores what only the copy has)",
+                home.folder,
+                home.former.process,
+            )
+    for lease in leases - {0}:
+        if await etcd.revoke_lease(lease):
+            _log.info("ended the lease of a broker that has crashed here")
+    return homes
+
+
+async def recover_spools(homes: list[SpoolHome], leftovers: Leftovers, executor: Executor) -> None:
+    """Read what is in homes that were taken over.
+
+    Raises: SetupError: a home cannot be read.
+    Cancellation: safe; no thread reads any more.
+    """
+    for home in homes:
+        if home.former is None:
+            continue
+        try:
+            for found in await run_in(executor, recover, home):
+                leftovers.add(found)
+        except OSError as err:
+            raise SetupError(
+                f"cannot read the spools in {home.folder}: {err} (mend the disk, or move that folder away; "
+                "what only it holds is not served meanwhile)"
+            ) from err
+    if len(leftovers):
+        _log.info("found spools of %d journals that former processes left", len(leftovers))
