@@ -359,8 +359,6 @@ def _of_brokers(
 
 
 def _of_catalog(settings: LakeSettings) -> Diagnosis:
-    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415  an extra, and slow
-
     try:
         name = typed_catalog(settings).name
     except GazetteError as err:
