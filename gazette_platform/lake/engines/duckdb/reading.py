@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gazette_platform.client import AsyncClient, Reader
-    from gazette_platform.lake.engines.duckdb.rows import RowParser
     from gazette_platform.lake.engines.duckdb.snapshot import TableExtent
+    from gazette_platform.lake.reading.rows import RowParser
     from gazette_platform.lake.spec.layout import StoreRoots
 
 _log = logging.getLogger(__name__)
