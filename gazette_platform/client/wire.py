@@ -85,6 +85,7 @@ _ASKED_AGAIN: Final = (ASK_AGAIN, TRY_AGAIN, ASK_ANOTHER)
 # The text of calls that end because the client is closed.
 _CLOSED: Final = "the client was closed during the call"
 _BY_PROXY: Final = "(through the HTTP proxy "
+_HANGS: Final = "does it hang, or is it overloaded? look at its log, or start it again"
 # Words of failed attempts to connect, and what to do.
 _ADVICE: Final = (
     (
@@ -104,7 +105,7 @@ _ADVICE: Final = (
         "another program answers there, or a proxy that passes only HTTP/1: give the address of the gRPC port",
     ),
     ((SPEAKS_TLS,), "its address begins with https://"),
-    ((FELL_SILENT,), "does it hang, or is it overloaded? look at its log, or start it again"),
+    ((FELL_SILENT,), _HANGS),
 )
 
 
@@ -143,7 +144,7 @@ def call_error(err: RpcFailed, endpoint: str, what: str, *, peer: str = "broker"
             kind, said = NotYet, f"cannot answer now: {details}"
         return kind(f"{what}: {peer} {endpoint} {said}")
     if code is Code.DEADLINE_EXCEEDED:
-        return CallUnanswered(f"{what}: {peer} {endpoint} did not answer in time")
+        return CallUnanswered(f"{what}: {peer} {endpoint} did not answer in time ({_HANGS})")
     if code is Code.UNAUTHENTICATED:
         details += " (check the auth token or keys)"
     if code is Code.UNIMPLEMENTED:
