@@ -16,7 +16,7 @@ So a tick that was killed, a lost cursor or a lost home of Dagster leave nothing
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from gazette_platform.assets.raw import (
     table_key,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake import Look, PartitionAccount, Shrinker, TableSpec
     from gazette_platform.sensors.events import Told
-    from gazette_platform.sensors.reporting import Telling
 
 # Beginnings of journals asked for in a tick.
 _FRONTS_MAX = 8
@@ -134,6 +133,22 @@ class RetentionState:
         )
 
 
+class Teller(Protocol):
+    """Reports a table to Dagster: `reporting.Telling`, which is above cursors, as they are above this."""
+
+    def tell_accounts(self, table: HiveTable, accounts: Sequence[PartitionAccount]) -> None:
+        """Report the times of those `accounts`, as far as they differ from what was reported."""
+        ...
+
+    def fold(self, table: HiveTable, accounts: Sequence[PartitionAccount]) -> list[TimeAccount]:
+        """Return what is at the times of `accounts`, with the accounts of all other journals."""
+        ...
+
+    def tell_pruned(self, account: TimeAccount, journal: str) -> None:
+        """Report what is left at a time that lost all of a journal to a prune."""
+        ...
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneTick:
@@ -145,7 +160,7 @@ class PruneTick:
     """By table and journal, how far they were registered *before* this tick."""
     told: Told
     """What Dagster's events say."""
-    tellings: Mapping[str, Telling]
+    tellings: Mapping[str, Teller]
     """By table: report more of it."""
     is_over: Callable[[], bool]
     """Whether the tick's time is up."""
