@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake import Look, PartitionAccount, Shrinker, TableSpec
+    from gazette_platform.lake.raw.accounts import TimeAccount
     from gazette_platform.sensors.events import Told
 
 # Beginnings of journals asked for in a tick.
