@@ -6,6 +6,7 @@ PY := .venv/bin/python
 BIN := .venv/bin
 STAMP := .venv/.gazette-installed
 ROOT ?= .gazette
+IMAGE ?= core
 ARGS ?=
 LOOK_AGAIN ?=
 SLOWEST ?=
@@ -20,7 +21,7 @@ CASE ?=
 OUTAGE_S ?= 600
 PROCESSES ?= 1,2
 
-.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs docs-site clean
+.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs docs-site image clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -144,6 +145,9 @@ gen-check: $(STAMP) ## Fail when generated files differ from what `make gen` wou
 	$(PY) tools/gen_reference.py --check
 	$(PY) tools/gen_modules.py --check
 	$(PY) tools/gen_dashboards.py --check
+
+image: $(STAMP) ## Build the container image with buildah (IMAGE=core or all; BASE=an image with Python)
+	@tools/make_image $(IMAGE)
 
 docs: $(STAMP) ## Run the snippets of docs/ against a live platform
 	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest tests/e2e/test_docs.py $(ARGS)

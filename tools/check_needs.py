@@ -89,6 +89,9 @@ NEEDS = (
         place="usr/sbin/mariadbd",
     ),
     Need(names=("promtool",), why="tests of alert rules", package="prometheus"),
+    Need(names=("buildah",), why="the test of the container image", package="buildah"),
+    Need(names=("debootstrap",), why="the container image's base", package="debootstrap"),
+    Need(names=("strip",), why="the container image", package="binutils"),
     Need(names=("ps",), why="tests that look for left-over processes", package="procps"),
     Need(names=("strace",), why="tests of slow and failing disks", package="strace"),
 )
