@@ -56,6 +56,11 @@ def documented(command: C) -> C:
     ]
     if left := next(entries, ""):
         raise ValueError(f"{command.__qualname__}: no parameter for {left!r}")
+    for each in parameters:
+        info = _info(each.annotation)
+        own = {flag.lstrip("-").replace("-", "_") for flag in (info and info.param_decls) or ()}
+        if others := own & signature.parameters.keys() - {each.name}:
+            raise ValueError(f"{command.__qualname__}: {each.name} is described as {others}")
     command.__doc__ = text
     return with_parameters(command, parameters)
 

@@ -124,6 +124,7 @@ def test_options_of_docstring_become_those_of_the_command():
     [
         ("--name NAME: What to act on.", "force: no option is described by ''"),
         ("NAME: What.\n    --force: At once.\n    --more: Why.", "no parameter for '--more: Why.'"),
+        ("--force: At once.\n    NAME: What.", "name is described as {'force'}"),
         ("NAME: What.\n    --force at once", "force: no option is described by '--force at once'"),
     ],
 )

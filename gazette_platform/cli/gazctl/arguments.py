@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Self, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, Self, final
 
 import typer
 from typing_extensions import override
@@ -21,6 +21,11 @@ from gazette_platform.protocol import LabelSelector, LabelSet, parse_duration
 
 if TYPE_CHECKING:
     from gazette_platform.lake import TableSpec
+
+TableOrJson = Literal["table", "json"]
+"""Formats of what people and programs read."""
+Listing = Literal["table", "yaml", "json", "proto"]
+"""Formats of listings of specs."""
 
 UNIX_TIME_MAX: Final = (1 << 63) - 1
 """Greatest second that a request can name."""
@@ -302,7 +307,7 @@ class ShardSelection(Selection):
     label = "id"
     called = "IDs"
     neither = "Missing option '--selector', or IDs of shards"
-    not_found = ShardNotFound
+    not_found: ClassVar[type[JournalNotFound | ShardNotFound]] = ShardNotFound
 
     @override
     @classmethod

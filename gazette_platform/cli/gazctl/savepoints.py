@@ -1,10 +1,10 @@
 """`gazctl savepoints`: offsets of journals under names."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.gazctl.arguments import parse_selector
+from gazette_platform.cli.gazctl.arguments import TableOrJson, parse_selector
 from gazette_platform.cli.gazctl.connection import connect, connected, noun
 from gazette_platform.cli.output import print_json, print_table, print_text
 from gazette_platform.client import AsyncClient, Savepoint
@@ -12,11 +12,7 @@ from gazette_platform.client import AsyncClient, Savepoint
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the savepoint.")]
 
 
-SavepointFormat = Literal["table", "json"]
-"""Formats of savepoints."""
-
-
-_Output = Annotated[SavepointFormat, typer.Option("-o", "--format", help="Output format.")]
+_Output = Annotated[TableOrJson, typer.Option("-o", "--format", help="Output format.")]
 
 
 def create(ctx: typer.Context, name: _Name, *, selector: str = "", replace: bool = False) -> None:

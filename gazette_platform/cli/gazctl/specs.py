@@ -15,9 +15,16 @@ from gazette_platform.cli.errors import one_line
 from gazette_platform.cli.gazctl.connection import opened
 from gazette_platform.cli.gazctl.plan import Found, Plan, Wanted, differences, plan, report, stale
 from gazette_platform.cli.output import note
-from gazette_platform.errors import EtcdTransactionFailed, GazetteError, SetupError, ValidationError
+from gazette_platform.errors import (
+    CallFailed,
+    EtcdTransactionFailed,
+    GazetteError,
+    SetupError,
+    ValidationError,
+)
 
 S = TypeVar("S")
+X = TypeVar("X")
 
 _HEADER = (
     "#\N{GEAR} Edit the specs, save, and leave the editor to apply them.\n"
@@ -74,21 +81,42 @@ def _read(name: str) -> bytes:
             raise ValidationError(f"cannot read {name}: {err.strerror}", path="FILE") from err
 
 
-def require_distinct(names: Mapping[str, Iterable[str]]) -> None:
-    """Refuse a journal or shard that two documents describe.
+def changes_in(
+    files: Sequence[str] | None,
+    specs: str | None,
+    parse: Callable[[bytes, str], list[X]],
+    name_of: Callable[[X], str],
+) -> list[X]:
+    """Return the changes that the documents of a command line ask for.
 
     Args:
-        names: by document.
+        files, specs: as of `read_specs`.
+        parse: a document; gets its name, for errors.
+        name_of: a change.
 
-    Raises: ValidationError: there is one; names both documents.
+    Raises: as `read_specs` and `parse`. ValidationError: two documents describe one journal or shard; names both.
     """
+    found: list[X] = []
     seen: dict[str, str] = {}
-    for document, found in names.items():
-        for name in found:
+    for document, content in read_specs(files, specs):
+        for change in parse(content, document):
+            name = name_of(change)
             if seen.setdefault(name, document) != document:
                 raise ValidationError(
                     f"{name} is in {seen[name]} and in {document} (nothing was applied; keep one of them)"
                 )
+            found.append(change)
+    return found
+
+
+async def listed(ask: Awaitable[Iterable[X]]) -> Iterable[X]:
+    """Return what a cluster has; nothing if the caller's token may not list it."""
+    try:
+        return await ask
+    except CallFailed as err:
+        if err.code != "UNAUTHENTICATED":
+            raise
+        return ()
 
 
 def edit_until_taken(original: str, take: Callable[[str], None], *, group: str) -> None:

@@ -23,14 +23,14 @@ from gazette_platform.cli.gazctl.specs import (
     SpecFiles,
     SpecsOption,
     carry_out,
+    changes_in,
     edit_until_taken,
-    read_specs,
-    require_distinct,
+    listed,
 )
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.client import AsyncClient, Change, JournalListing
 from gazette_platform.client.journals import apply_request
-from gazette_platform.errors import CallFailed, GazetteError, ValidationError
+from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.protocol import (
     JournalSpec,
     LabelSelector,
@@ -91,9 +91,9 @@ async def check_heads(client: AsyncClient, changes: Sequence[Change]) -> None:
         async with asyncio.timeout(_HEADS_TIMEOUT_S):
             if not any(noted.values()):
                 return
-            listed = await client.list_snapshot(LabelSelector())
+            existing = await client.list_snapshot(LabelSelector())
             # The spec that is in force may say more than brokers that are away can.
-            former = [each for each in listed if noted.get(each.name, 0) > 0]
+            former = [each for each in existing if noted.get(each.name, 0) > 0]
             heads = {
                 each.name: each.spec.suspend.offset if each.spec.suspend is not None else 0
                 for each in former
@@ -237,9 +237,7 @@ def apply(
     Options:
         --dry-run: Check the specs, print the request they stand for, change nothing.
     """
-    parsed = {name: _parse(document, name) for name, document in read_specs(files, specs)}
-    require_distinct({name: (one.name for one in changes) for name, changes in parsed.items()})
-    changes = [one for some in parsed.values() for one in some]
+    changes = changes_in(files, specs, _parse, lambda change: change.name)
     if dry_run:
         print_text(message_text(apply_request(changes)), end="")
         return
@@ -284,13 +282,8 @@ async def _found(client: AsyncClient, changes: Sequence[Change]) -> dict[str, Fo
         for name in names:
             labels = labels.with_added("name", name)
         selector = LabelSelector(include=labels)
-    try:
-        listed = await client.list_snapshot(selector)
-    except CallFailed as err:
-        if err.code != "UNAUTHENTICATED":
-            raise
-        return {}
-    return {each.name: Found(each.spec, each.mod_revision) for each in listed}
+    found = await listed(client.list_snapshot(selector))
+    return {each.name: Found(each.spec, each.mod_revision) for each in found}
 
 
 def _wanted(change: Change, found: Mapping[str, Found[JournalSpec]]) -> Wanted[JournalSpec]:

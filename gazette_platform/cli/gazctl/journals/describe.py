@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import typer
 
-from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames, seconds_of
+from gazette_platform.cli.gazctl.arguments import (
+    Names,
+    Selection,
+    SelectorOrNames,
+    TableOrJson,
+    seconds_of,
+)
 from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.output import NONE, print_json, print_table, print_text
 from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
@@ -269,16 +275,12 @@ _INTERVAL_MIN_S = 0.1
 _UNIT = 1024.0
 
 
-TopFormat = Literal["table", "json"]
-"""Formats of what is measured."""
-
-
 def top(
     ctx: typer.Context,
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    output_format: TopFormat = "table",
+    output_format: TableOrJson = "table",
     interval: str = "2s",
     once: bool = False,
 ) -> None:
@@ -336,7 +338,7 @@ async def _measured(
             yield found
 
 
-def _print(standings: list[Standing], output_format: TopFormat) -> None:
+def _print(standings: list[Standing], output_format: TableOrJson) -> None:
     if output_format == "json":
         journals = [
             {

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from gazette_platform.cli.gazctl.arguments import (
+    Listing,
     Names,
     Selection,
     SelectorOrNames,
@@ -38,16 +39,13 @@ from gazette_platform.protocol import (
     fragments_text,
 )
 
-ListFormat = Literal["table", "yaml", "json", "proto"]
-"""Formats of a listing."""
-
 
 def list_journals(
     ctx: typer.Context,
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    output_format: ListFormat = "table",
+    output_format: Listing = "table",
     label_columns: list[str] | None = None,
     primary: bool = False,
     replicas: bool = False,
@@ -149,7 +147,7 @@ def spec_tree(journals: Iterable[JournalListing]) -> str:
     return to_journal_tree([(each.spec, each.mod_revision) for each in journals])
 
 
-def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
+def _print_listing(snapshot: ListSnapshot, output_format: Listing) -> None:
     if output_format == "yaml":
         print_text(spec_tree(snapshot), end="")
     else:

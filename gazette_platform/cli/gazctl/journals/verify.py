@@ -7,11 +7,11 @@ import random
 import sys
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final, Literal, final
+from typing import TYPE_CHECKING, Annotated, Final, final
 
 import typer
 
-from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames
+from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames, TableOrJson
 from gazette_platform.cli.gazctl.connection import FileRoot, connected, matching
 from gazette_platform.cli.gazctl.journals.prune import check_is_alone
 from gazette_platform.cli.output import note, print_json, print_table
@@ -219,16 +219,12 @@ def failed(journal: str, error: GazetteError) -> Verified:
     return Verified(journal, findings=[Finding(Kind.UNREAD, 0, 0, str(error))])
 
 
-VerifyFormat = Literal["table", "json"]
-"""Formats of findings."""
-
-
 def verify(
     ctx: typer.Context,
     names: Names = None,
     *,
     selector: SelectorOrNames = None,
-    output_format: VerifyFormat = "table",
+    output_format: TableOrJson = "table",
     sample: Annotated[int | None, typer.Option(min=0)] = None,
     file_root: FileRoot = None,
 ) -> None:

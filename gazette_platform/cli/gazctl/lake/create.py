@@ -26,7 +26,6 @@ from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec, parse_table_spec
 from gazette_platform.lake.engines.ddl import MountedTable, create_statement
 from gazette_platform.lake.engines.duckdb import LocalSql
-from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.inference.infer import Inference, infer_spec
 from gazette_platform.lake.inference.sampling import (
     BrokerContent,
@@ -45,7 +44,6 @@ from gazette_platform.lake.spec.layout import (
     partition_columns,
 )
 from gazette_platform.lake.spec.rules import is_table_name
-from gazette_platform.lake.typed.schema.mounting import mount_statement
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
 
@@ -329,6 +327,10 @@ def _print_mount(settings: LakeSettings, table: TypedTable, dialect: str, locati
             f"the metadata of {name} name its files by whole paths: they cannot be elsewhere",
             path="--location",
         )
+    # Slow to import, and of use for typed tables only.
+    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415
+    from gazette_platform.lake.typed.schema.mounting import mount_statement  # noqa: PLC0415
+
     loaded = typed_catalog(settings).handle(name).load()
     if loaded is None:
         raise LakeError(f"there is no table {name} yet: `gazctl lake run {name}` makes it")

@@ -250,10 +250,11 @@ def caught_up(
     Returns: whether they have.
     """
     is_well = True
-    for engine, of_engine in (
-        ("local", [each for each in tables if not each.typed.key]),
-        (None, [each for each in tables if each.typed.key]),
-    ):
+    by_engine: dict[Engine | None, list[TypedTable]] = {
+        "local": [each for each in tables if not each.typed.key],
+        None: [each for each in tables if each.typed.key],
+    }
+    for engine, of_engine in by_engine.items():
         if not of_engine:
             continue
         with _runner(ctx, settings, engine, "table") as (runner, _, _):

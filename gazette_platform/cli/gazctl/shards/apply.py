@@ -15,9 +15,9 @@ from gazette_platform.cli.gazctl.specs import (
     SpecFiles,
     SpecsOption,
     carry_out,
+    changes_in,
     edit_until_taken,
-    read_specs,
-    require_distinct,
+    listed,
 )
 from gazette_platform.cli.output import print_text
 from gazette_platform.consumer.client import (
@@ -32,7 +32,7 @@ from gazette_platform.consumer.protocol import (
     parse_shard_changes,
     shards_yaml,
 )
-from gazette_platform.errors import CallFailed, ValidationError
+from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import message_text
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ def apply(
         --dry-run: Check the specs, print the request they stand for, change nothing.
         -f, --force: Change shards whose specs differ and give no revision.
     """
-    parsed = {name: _parse(document, name) for name, document in read_specs(files, specs)}
-    require_distinct({name: map(_id, changes) for name, changes in parsed.items()})
-    changes = [one for some in parsed.values() for one in some]
+    changes = changes_in(files, specs, _parse, _id)
     if dry_run:
         print_text(message_text(shard_apply_request(changes)), end="")
         return
@@ -155,13 +153,7 @@ def _apply(
 
 async def _found(shards: ShardClient) -> dict[str, Found[ShardSpec]]:
     """All shards of the group; none if the caller's token may not list them."""
-    try:
-        listed = await shards.list()
-    except CallFailed as err:
-        if err.code != "UNAUTHENTICATED":
-            raise
-        return {}
-    return {each.id: Found(each.spec, each.mod_revision) for each in listed}
+    return {each.id: Found(each.spec, each.mod_revision) for each in await listed(shards.list())}
 
 
 def _id(change: ShardChange) -> str:

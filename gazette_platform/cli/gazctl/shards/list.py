@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
-from gazette_platform.cli.gazctl.arguments import Ids, ShardSelection, ShardSelector
+from gazette_platform.cli.gazctl.arguments import Ids, Listing, ShardSelection, ShardSelector
 from gazette_platform.cli.gazctl.connection import connected_shards
 from gazette_platform.cli.output import NONE, note, print_message, print_table, print_text
 from gazette_platform.consumer.client import (
@@ -28,16 +28,12 @@ if TYPE_CHECKING:
 _SHARDS_AT_A_TIME = 32
 
 
-ShardsFormat = Literal["table", "yaml", "json", "proto"]
-"""Formats of a listing."""
-
-
 def list_shards(
     ctx: typer.Context,
     ids: Ids = None,
     *,
     selector: ShardSelector = None,
-    output_format: ShardsFormat = "table",
+    output_format: Listing = "table",
     label_columns: list[str] | None = None,
     primary: bool = False,
     replicas: bool = False,
@@ -169,7 +165,7 @@ def _none_text(selector: str) -> str:
     return f"no shards match {selector}; `gazctl shards list -o yaml` shows all, with their labels"
 
 
-def _print_listing(snapshot: ShardSnapshot, output_format: ShardsFormat) -> None:
+def _print_listing(snapshot: ShardSnapshot, output_format: Listing) -> None:
     if output_format == "yaml":
         print_text(shards_yaml((each.spec, each.mod_revision) for each in snapshot), end="")
     else:
