@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, final
 
 import uvloop
 
-from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.ops.process import settle_memory, tune_malloc
 from gazette_platform.protocol.content import decode_append_content, encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.interface import Kind, Rpc
 

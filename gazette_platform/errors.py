@@ -19,8 +19,8 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── Fenced                another process has taken a shard over
     ├── ApplicationFailed     an application of a consumer does what its contract forbids
     ├── WriterFenced          a writer of epochs comes late: another one has gone on in its name
-    ├── LakeError             ├── PartitionConflict ├── SchemaMismatch ├── RollupFenced
-    │                         ├── TypedFenced ├── TypedRolledBack ├── TypedProgressGone └── TypedRefused
+    ├── LakeError             ├── PartitionConflict ├── SchemaMismatch ├── TableFenced
+    │                         ├── TypedRolledBack ├── TypedProgressGone └── TypedRefused
     └── SetupError            a tool, port or server that the platform needs is missing
 """
 
@@ -62,7 +62,6 @@ __all__ = [
     "PartitionConflict",
     "ProposalMismatch",
     "RegisterMismatch",
-    "RollupFenced",
     "SavepointError",
     "SavepointExists",
     "SavepointNotFound",
@@ -75,9 +74,9 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "Suspended",
+    "TableFenced",
     "TransactionFailed",
     "TransportError",
-    "TypedFenced",
     "TypedProgressGone",
     "TypedRefused",
     "TypedRolledBack",
@@ -494,14 +493,8 @@ class SchemaMismatch(LakeError):
     """A table spec does not fit the data, or a table that exists."""
 
 
-class RollupFenced(LakeError):
-    """Another run has committed to a rollup since this one was planned; nothing was changed."""
-
-    retriable = True
-
-
-class TypedFenced(LakeError):
-    """Another run has published to a typed table, or changed its shape, since this one began; nothing was changed."""
+class TableFenced(LakeError):
+    """Another run has published to a table, or changed its shape, since this one began; nothing was changed."""
 
     retriable = True
 

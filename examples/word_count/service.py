@@ -16,8 +16,8 @@ from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.ops.tasks import Turns
 from gazette_platform.protocol import Header
 from gazette_platform.protocol.auth import Capability
+from gazette_platform.serving.calls import failure_of
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
-from gazette_platform.serving.outcome import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

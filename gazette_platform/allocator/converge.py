@@ -58,24 +58,24 @@ class Loads:
     def __init__(self, state: AnyClusterState, limits: Mapping[ProcessId, int]) -> None:
         self._state = state
         self._limits = limits
-        self._held: dict[ProcessId, int] = {}
+        self._items: dict[ProcessId, int] = {}
         self._primaries: dict[ProcessId, int] = {}
         self.refused: dict[ProcessId, set[str]] = {}
         """Items that a member ought to hold and had no room for."""
 
-    def held(self, member: ProcessId) -> int:
+    def items_of(self, member: ProcessId) -> int:
         """Items of the member."""
-        if member not in self._held:
-            self._held[member] = len(self._state.assignments_to(member))
-        return self._held[member]
+        if member not in self._items:
+            self._items[member] = len(self._state.assignments_to(member))
+        return self._items[member]
 
     def has_room(self, member: ProcessId) -> bool:
         """Whether the member may be assigned one more item."""
-        return self.held(member) < self._limits.get(member, 0)
+        return self.items_of(member) < self._limits.get(member, 0)
 
     def ratio(self, member: ProcessId) -> float:
         """Items per limit; infinite for a member that is gone."""
-        return load_ratio(self.held(member), self._limits.get(member, 0))
+        return load_ratio(self.items_of(member), self._limits.get(member, 0))
 
     def primary_ratio(self, member: ProcessId) -> float:
         """Primary slots per limit; infinite for a member that is gone."""
@@ -83,7 +83,7 @@ class Loads:
 
     def count(self, member: ProcessId, *, items: int = 0, primaries: int = 0) -> None:
         """Add to the counts of a member."""
-        self._held[member] = self.held(member) + items
+        self._items[member] = self.items_of(member) + items
         self._primaries[member] = self._primary(member) + primaries
 
     def _primary(self, member: ProcessId) -> int:
@@ -145,6 +145,8 @@ def converge_item(
         replication: replicas that it desires, whether or not there is room for them.
         loads: counted on by what is returned.
     """
+    # From etcd's state alone, and not from what was decided before: another leader may have taken
+    # other steps since.
     item = state.items[name]
     current = state.assignments_of(name)
     builder = _Builder(prefix, name)
@@ -157,11 +159,11 @@ def converge_item(
         removed = _removable(surplus, replication, loads, consistent=consistent)
     for assignment in removed:
         _remove(builder, item, assignment, loads)
-    kept = sorted((a for a in current if a not in removed), key=lambda a: a.slot)
-    if kept and kept[0].slot != 0:
+    remaining = sorted((a for a in current if a not in removed), key=lambda a: a.slot)
+    if remaining and remaining[0].slot != 0:
         # Of journals no replica is more consistent than another, because that is a property of the route.
         promoted = min(
-            kept,
+            remaining,
             key=lambda a: (
                 not state.is_consistent_replica(a),
                 loads.primary_ratio(a.process_id),
@@ -172,7 +174,7 @@ def converge_item(
         loads.count(promoted.process_id, primaries=1)
     added = _add(builder, state, current, desired, loads)
     if not builder.operations and not added and state.may_pack(name):
-        _pack(builder, kept)
+        _pack(builder, remaining)
     return builder.piece()
 
 
@@ -221,7 +223,7 @@ def _removable(
     """The surplus that may go now: the most loaded first, never below `replication` that are consistent.
 
     Args:
-        consistent: keys of the item's assignments, kept or not, whose replica is.
+        consistent: keys of the item's assignments, surplus or not, whose replica is.
     """
     # What counts is consistent replicas, not replicas: one that is still catching up holds nothing that could
     # replace an acknowledged byte. So an item is over-replicated for a while, and never under-replicated.
@@ -256,8 +258,8 @@ def _add(
     loads: Loads,
 ) -> bool:
     """Assign who is missing, under the member's own lease. Returns whether any was."""
-    held_by = {a.process_id for a in current}
-    missing = [m for m in desired if m not in held_by]
+    holders = {a.process_id for a in current}
+    missing = [m for m in desired if m not in holders]
     if not current:
         # The first of a fresh item is its primary: spread those, too.
         missing.sort(key=lambda m: (not loads.has_room(m), loads.primary_ratio(m), m))
@@ -282,9 +284,9 @@ def _add(
     return is_added
 
 
-def _pack(builder: _Builder, kept: Sequence[SlotAssignment[Any]]) -> None:
+def _pack(builder: _Builder, remaining: Sequence[SlotAssignment[Any]]) -> None:
     """Close the first gap in the slots; later rounds close the others."""
-    for index, assignment in enumerate(kept):
+    for index, assignment in enumerate(remaining):
         if assignment.slot != index:
             builder.move(assignment, index)
             return

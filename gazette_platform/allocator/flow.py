@@ -107,6 +107,8 @@ class FlowNetwork:
         """A member without room; `set_limits` gives it some. Returns its number."""
         for masks, number in ((self.zone_masks, zone), (self.host_masks, host)):
             masks.extend([0] * (number + 1 - len(masks)))
+        # Numbers are reused, because each is a bit of every item's integer: with numbers that only
+        # grew, a cluster whose brokers are replaced daily would get ever longer integers.
         if self._free_members:
             member = self._free_members.pop()
             self.zone_of[member], self.host_of[member] = zone, host
@@ -147,6 +149,8 @@ class FlowNetwork:
         self.is_strict, self.hosts_usable = len(zones) > 1, len(hosts)
         shared = [mask for mask in self.host_masks if mask & (mask - 1)]
         self.shared_hosts = shared if len(hosts) > 1 else []
+        # What was spread well enough by the old rule may be crowded by a stricter one. A looser
+        # rule crowds nothing, and the items stay where they are.
         is_stricter = self.is_strict and not before[0]
         if is_stricter or (
             self.shared_hosts and before[1:] != (self.shared_hosts, self.hosts_usable)
@@ -501,6 +505,7 @@ class Pusher:
         if not members & (members - 1):
             return members.bit_length() - 1
         net = self._net
+        # Whoever holds the item already has its content: any other member would have to copy it.
         members = members & (net.assigned[item] | self._preferred.get(item, 0)) or members
         flow = net.flow[item]
         if flow and net.is_strict:

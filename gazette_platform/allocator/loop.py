@@ -115,6 +115,8 @@ class Allocator:
     @property
     def leader(self) -> ProcessId | None:
         """The member that acts: the oldest. None without members."""
+        # The oldest key, as Gazette's members see it: all agree without a vote, and a newer member
+        # changes nothing.
         members = self._state.members
         return min(members, key=lambda m: members[m].create_revision, default=None)
 
@@ -164,6 +166,7 @@ class Allocator:
                 failures += 1
                 continue
             failures = 0
+            # Woken by etcd, not by a clock: an idle cluster of ten thousand journals costs nothing.
             if next_revision:
                 await self._space.wait_for_revision(next_revision)
             else:
@@ -175,6 +178,8 @@ class Allocator:
         if self._solver is None:
             return
         self._changed |= changes.items
+        # A comparison may have failed because the key of a member changed. Nothing of the item
+        # itself will change then, so it has to be looked at again for the member's sake.
         if changes.members:
             self._is_members_changed = True
             self._todo |= self._failed
@@ -194,6 +199,8 @@ class Allocator:
 
     async def _act(self, next_revision: int) -> int:
         """One round. Returns the revision to wait for, 0 to go on at once."""
+        # A solver that was not fed for a while would be wrong, and to feed those of all members
+        # costs each of them what only the leader needs.
         if self.leader != self._id:
             self._solver = None  # solve everything when we come to lead
             return next_revision
@@ -230,6 +237,7 @@ class Allocator:
         solver = self._solver
         # Members first, so that assignments to them are understood.
         self._set_limits(solver)
+        # Sorted, so that one mirror gives one answer, however its changes came.
         # What changes meanwhile is for the next round: a flood must not hold up this one.
         names, self._changed = sorted(self._changed), set()
         self._todo.update(names)
@@ -276,6 +284,7 @@ class Allocator:
         pieces: list[Piece] = []
         for names_of_slice in _slices(names):
             for name in names_of_slice:
+                # A spec that cannot be handled must not keep the leader from assigning all others.
                 with self._faults.contained("item", f"{name}: it is not assigned"):
                     piece = self._step(name, loads)
                     if piece is not None:
@@ -321,6 +330,8 @@ class Allocator:
                 written_at = await self._execute(batch)
                 revision = max(revision, written_at)
 
+        # Batches may be written in any order: each item is within one batch, and compares its own
+        # keys.
         writers = (write_some() for _ in range(_TXNS_MAX if pieces else 0))
         # All are waited for, so that none is left behind when one fails.
         for outcome in await asyncio.gather(*writers, return_exceptions=True):
@@ -343,6 +354,8 @@ class Allocator:
                 self._metrics.count(batch)
                 return result.header.revision
         if len(batch) > 1:
+            # Halving finds the item whose keys changed in a few transactions, and writes all the
+            # others.
             half = len(batch) // 2
             written_at = await self._execute(batch[:half])
             return max(written_at, await self._execute(batch[half:]))

@@ -54,6 +54,7 @@ class Announcement:
         """
         result = await self._client.txn(
             [Compare.mod(self._key, self.revision)],
+            # The key stays under its lease: whatever a member says of itself ends with its process.
             [Put(self._key, encode_member_spec(spec), ignore_lease=True)],
             [Get(self._key)],
         )
@@ -101,6 +102,7 @@ async def announce(
     key = member_key(prefix, spec.id)
     value = encode_member_spec(spec)
     writes = [Put(key, value, lease=lease.id)]
+    # In one transaction, so that no one ever sees one key of this member without the other.
     if beside is not None:
         writes.append(dataclasses.replace(beside, lease=lease.id))
     failures = 0
@@ -197,6 +199,8 @@ async def say_leaving(
     def is_over() -> bool:
         return is_late() or len(space.state.members) == 1
 
+    # Not given up early: a member that went without a word would leave its items to the end of its
+    # lease, and take with it what only it knows.
     await insist(announcement.set_exiting, is_over=is_over)
     # We look at our mirror of etcd to see who can take over, so it has to show that we are leaving.
     await space.wait_for_revision(announcement.revision, timeout_s=_MIRROR_S)
@@ -241,6 +245,8 @@ async def wait_handed_over(
         status = allocator.drain_status()
         if status.assigned == 0:
             return
+        # Nobody takes over from a process that is no member, and etcd may be away: to wait longer
+        # would not help.
         if lease.remaining_s <= 0:
             _log.error(
                 "the lease of this %s has run out with %d %s assigned to it; %s",

@@ -56,6 +56,8 @@ def effective_limits(
     # More than the excess must not be shed: items would have no room anywhere, and lose a replica that an exiting
     # member still serves.
     excess = max(0, sum(limits.values()) - replicas)
+    # As many members stay as the most replicated item has replicas. If all leave at once, the last
+    # ones keep what nobody could take.
     for _, process_id in exiting[: max(0, len(members) - replication_max)]:
         shed = min(limits[process_id], excess)
         limits[process_id] -= shed
@@ -63,9 +65,9 @@ def effective_limits(
     return limits
 
 
-def load_ratio(held: int, limit: int) -> float:
+def load_ratio(items: int, limit: int) -> float:
     """How full a member is; without any room it is infinitely full."""
-    return held / limit if limit > 0 else float("inf")
+    return items / limit if limit > 0 else float("inf")
 
 
 @final
@@ -188,11 +190,6 @@ class Solver:
         item = self._items.get(name)
         return self._members_of(self._net.flow[item]) if item is not None else ()
 
-    def held_by(self, process_id: ProcessId) -> int:
-        """How many items the member ought to hold."""
-        number = self._members.get(process_id)
-        return len(self._net.items_of[number]) if number is not None else 0
-
     def solve(self) -> Generator[None, None, list[str]]:
         """Revise the answer. Yields every few milliseconds, so that others may run.
 
@@ -208,6 +205,8 @@ class Solver:
             # First by fair shares, then by limits: what fits within shares is spread evenly, and only the rest may
             # fill members up. The other way round the members that come first would be full, and others idle.
             before = list(net.flow)
+            # The answer before is the start of each search, so that items stay where they are
+            # unless a rule makes them move.
             yield from self._push(Pusher(net, net.shares(), spread=Spread.HOSTS))
             crowded = yield from self._take_out_crowded()
             for spread in _WITH_HOSTS if net.shared_hosts else _WITHOUT_HOSTS:
@@ -251,13 +250,13 @@ class Solver:
         # The most dispensable first: members over their limit, then where too many replicas are together, then those
         # over their share. A primary goes last among equals, since its successor has to sync before it appends.
         def reluctance(member: int) -> tuple[bool, bool, bool, bool, float, int]:
-            held, bit = len(net.items_of[member]), 1 << member
+            items, bit = len(net.items_of[member]), 1 << member
             return (
-                net.limits[member] == 0 or held > net.limits[member],
+                net.limits[member] == 0 or items > net.limits[member],
                 bool(crowded & bit),
-                held > shares[member],
+                items > shares[member],
                 not net.primary[item] & bit,
-                load_ratio(held, net.limits[member]),
+                load_ratio(items, net.limits[member]),
                 member,
             )
 

@@ -61,7 +61,7 @@ def maintenance_job(
         required_resource_keys={"lake", "metastore", *needed},
     )
     def maintain_rollups(context: OpExecutionContext) -> None:
-        from gazette_platform.lake.rollups.maintenance import maintain  # noqa: PLC0415  slow
+        from gazette_platform.lake.rollups.table import maintain  # noqa: PLC0415  slow
 
         tables = context.resources.lake.iceberg_tables(context.resources.metastore.client())
         errors = []

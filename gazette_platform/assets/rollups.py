@@ -46,7 +46,7 @@ from gazette_platform.assets.checks import (
     result_of,
 )
 from gazette_platform.assets.source_marks import SOURCES_KEY, sources_mark
-from gazette_platform.errors import RollupFenced
+from gazette_platform.errors import TableFenced
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.engines.spark import prepare_environment
 from gazette_platform.lake.rollups import PythonRollup, RollupFolder, RollupSpec
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dagster import RawMetadataValue
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
     from pyspark.sql import DataFrame
 
-    from gazette_platform.lake.iceberg.metastore import IcebergTable
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.rollups.planning import Sealed
     from gazette_platform.lake.rollups.running import RollupReport
@@ -239,7 +239,7 @@ def _run(
     runner = RollupRunner(metastore, tables, engine, log=context.log.info)
     try:
         report = runner.run(spec, is_forced=is_forced)
-    except RollupFenced as err:
+    except TableFenced as err:
         context.log.warning("%s", err)
         mark = ""  # it is asked for again
         report = runner.run(spec)
@@ -257,8 +257,9 @@ def _run(
         SOURCES_KEY: mark,
     }
     # The run is committed: its report asks no metastore, which may be away by now.
-    if report.now is not None and report.now.snapshot is not None:
-        metadata |= _table_metadata(spec, report.now, report.now.snapshot)
+    snapshot = report.now.current_snapshot() if report.now is not None else None
+    if report.now is not None and snapshot is not None:
+        metadata |= _table_metadata(spec, report.now, snapshot)
         metadata |= _lineage_metadata(context, spec, report, report.now)
     return MaterializeResult(
         asset_key=rollup_key(spec.name),
@@ -305,10 +306,10 @@ def engine_of(
 
 
 def _table_metadata(
-    spec: RollupSpec, table: "IcebergTable", snapshot: "Snapshot"
+    spec: RollupSpec, table: "TableMetadata", snapshot: "Snapshot"
 ) -> "dict[str, RawMetadataValue]":
     summary = snapshot.summary
-    fields = table.metadata.schema().fields
+    fields = table.schema().fields
     return {
         "dagster/row_count": int(summary["total-records"] or 0) if summary else 0,
         "dagster/column_schema": TableSchema(
@@ -329,7 +330,7 @@ def _table_metadata(
 
 
 def _lineage_metadata(
-    context: AssetExecutionContext, spec: RollupSpec, report: "RollupReport", table: "IcebergTable"
+    context: AssetExecutionContext, spec: RollupSpec, report: "RollupReport", table: "TableMetadata"
 ) -> "dict[str, RawMetadataValue]":
     """Column lineage, as far as the query shows it; else nothing, and a warning."""
     if spec.engine == "python":
@@ -347,10 +348,10 @@ def _lineage_metadata(
 
 
 def _lineage(
-    spec: RollupSpec, table: "IcebergTable", origins: Mapping[str, list[tuple[str, str]]]
+    spec: RollupSpec, table: "TableMetadata", origins: Mapping[str, list[tuple[str, str]]]
 ) -> TableColumnLineage:
     """Origins of columns of the table, whose names may be in upper case, each once."""
-    names = [field.name for field in table.metadata.schema().fields]
+    names = [field.name for field in table.schema().fields]
     deps = {
         name: {(spec.sources[alias], column) for alias, column in origins[name.lower()]}
         for name in names

@@ -57,12 +57,12 @@ from gazette_platform.assets.typed_events import (
     typed_materialization,
     unreadable_evaluation,
 )
-from gazette_platform.errors import TypedFenced, TypedProgressGone, TypedRolledBack
+from gazette_platform.errors import TableFenced, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.engines.spark import prepare_environment
-from gazette_platform.lake.raw.set_aside import home_directory
-from gazette_platform.lake.raw.times import time_of_directory
+from gazette_platform.lake.raw.accounts import time_of_directory
+from gazette_platform.lake.spec.layout import home_directory
 from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 
@@ -298,7 +298,7 @@ def _runs(context: AssetExecutionContext, run: Callable[[], "RunReport"]) -> "It
     for _ in range(_RUNS_MAX):
         try:
             report = run()
-        except TypedFenced as err:
+        except TableFenced as err:
             # By a process that goes on without end, say: from where that has come there is less to do.
             context.log.warning("%s", err)
             report = run()
@@ -442,7 +442,7 @@ def _backfilled(
         runner = BackfillRunner(tables, workers, client, log=context.log.info)
         try:
             return runner.run(spec, raw, fragments_at(raw, context.partition_keys))
-        except TypedFenced as err:
+        except TableFenced as err:
             context.log.warning("%s", err)
             return runner.run(spec, raw, fragments_at(raw, context.partition_keys))
 

@@ -1,13 +1,18 @@
-"""What the parts of one broker share."""
+"""What the parts of one broker share, and its metrics, by Gazette's names."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+
+from gazette_platform.allocator import AllocatorMetrics
 from gazette_platform.broker.spool.files import DiskPace
+from gazette_platform.serving.calls import CallMetrics, Tallies
+from gazette_platform.stores.metrics import StoreMetrics
 
 if TYPE_CHECKING:
     import random
@@ -15,7 +20,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.broker.membership import Membership
-    from gazette_platform.broker.metrics import BrokerMetrics
     from gazette_platform.broker.peers import Peers
     from gazette_platform.broker.spool.home import SpoolHome
     from gazette_platform.broker.spool.leftovers import Leftovers
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import ProcessId
     from gazette_platform.serving.auth import Authenticator
     from gazette_platform.stores import StoreRegistry
-
 
 # How many store listings may be under way at a time: thousands of journals may fall due together.
 _REFRESHES_MAX = 16
@@ -82,3 +85,76 @@ class BrokerContext:
         default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(_REFRESHES_MAX))
     )
     """One for each store, so that a store that hangs holds up its own journals only."""
+
+
+@final
+class BrokerMetrics:
+    """One registry a broker, so that several may live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.tallies = Tallies(self.registry)
+        self.stores = StoreMetrics(self.registry)
+        self.allocator = AllocatorMetrics(self.registry)
+        self.calls = CallMetrics(self.registry, self.tallies)
+        self.started = Counter(
+            "gazette_journal_server_started_totals",
+            "RPCs that were begun.",
+            ("operation",),
+            registry=self.registry,
+        )
+        self.completed = Counter(
+            "gazette_journal_server_completed_totals",
+            "RPCs that ended, by the status that they answered.",
+            ("operation", "status"),
+            registry=self.registry,
+        )
+        self.write_head = Gauge(
+            "gazette_write_head",
+            "Offset of the next append, in bytes.",
+            ("journal",),
+            registry=self.registry,
+        )
+        self.spool_commits = self.tallies.of(
+            self._counter("gazette_spool_commits", "Appends committed.")
+        )
+        self.spool_commit_bytes = self.tallies.of(
+            self._counter("gazette_spool_commit_bytes", "Bytes committed by appends.")
+        )
+        self.spool_rollbacks = self._counter("gazette_spool_rollbacks", "Appends rolled back.")
+        self.spool_completed = self._counter(
+            "gazette_spool_completed", "Fragments that were closed."
+        )
+        self.spool_persisted = self._counter(
+            "gazette_spool_persisted", "Fragments that were written to a store."
+        )
+        self.unpersisted_bytes = Gauge(
+            "gazette_platform_unpersisted_bytes",
+            "Content of closed fragments that no store has taken from this broker yet.",
+            registry=self.registry,
+        )
+        self.spools_set_aside = self._counter(
+            "gazette_platform_spools_set_aside",
+            "Files of former processes' spools whose content was set aside: others went on without it.",
+        )
+
+        self.unforeseen = Counter(
+            "gazette_platform_unforeseen_errors",
+            "Unforeseen errors, by the kind of thing that each ended.",
+            ("kind",),
+            registry=self.registry,
+        )
+        self.brokers_evicted = self._counter(
+            "gazette_platform_brokers_evicted", "Crashed brokers that this one had evicted."
+        )
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self.registry)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes.
+
+        The library ends names of counters in ``_total``; two of Gazette's end in ``_totals``.
+        """
+        return generate_latest(self.registry).replace(b"_totals_total", b"_totals")

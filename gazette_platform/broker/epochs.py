@@ -187,7 +187,7 @@ def _text(said: Any) -> str:
 
 # ------------------------------------------------------------------------- of a primary in step
 @dataclass(frozen=True, slots=True)
-class Held:
+class Unchanged:
     """The record is as it should be."""
 
 
@@ -223,7 +223,7 @@ class Doubled:
     holders: tuple[Holder, ...]
 
 
-Decision = Held | Claim | GoOn | Await | Doubled
+Decision = Unchanged | Claim | GoOn | Await | Doubled
 
 
 def claim(
@@ -290,12 +290,12 @@ def _claim(  # noqa: PLR0911  one per condition
     noted_head: int | None,
     *,
     is_reset: bool,
-) -> Held | Claim | Await | Doubled:
+) -> Unchanged | Claim | Await | Doubled:
     """As `claim`, of brokers that are not before any head that is known."""
     if holders is None:
         # From `end` on there is no record of holders. What former holders have before it stays valid.
         if record is None or not (record.holders or record.released):
-            return Held()
+            return Unchanged()
         return Claim(record._next((), end))  # noqa: SLF001
     # Two brokers cannot hold one tenure: each begins its own, at random. So a disk was copied, and both go on.
     ours = tuple(sorted(holders))
@@ -305,15 +305,15 @@ def _claim(  # noqa: PLR0911  one per condition
     if record is None:
         return Claim(EpochRecord(create_revision, 1, ours))
     released = record.released
-    kept = released if released is not None and released.head == end else None
+    note = released if released is not None and released.head == end else None
     if tenures == {one.tenure for one in record.holders}:
         # A tenure may have gone on in a broker with another name, on the same disk.
-        same = replace(record, holders=ours, is_wanted=False, released=kept, saved=None)
-        return Claim(same) if same != record else Held()
+        same = replace(record, holders=ours, is_wanted=False, released=note, saved=None)
+        return Claim(same) if same != record else Unchanged()
     if is_reset:
         # An operator gives up what lies behind `end`, whoever held it: other content takes its place.
         past = tuple(replace(one, end=min(one.end, end)) for one in record.past)
-        return Claim(replace(record, past=past)._next(ours, end, kept))  # noqa: SLF001
+        return Claim(replace(record, past=past)._next(ours, end, note))  # noqa: SLF001
     # One former holder is enough: each has all that was acknowledged, since an append is answered only when
     # all of the route have it. Without any of them it is unknown whether more was acknowledged than is here.
     has_heir = any(one.tenure in tenures for one in record.holders)
@@ -321,7 +321,7 @@ def _claim(  # noqa: PLR0911  one per condition
         released is not None and noted_head is not None and noted_head <= released.head == end
     )
     if has_heir or is_covered or not record.holders:
-        return Claim(record._next(ours, end, kept))  # noqa: SLF001
+        return Claim(record._next(ours, end, note))  # noqa: SLF001
     wanted = None if record.is_wanted else replace(record, is_wanted=True)
     return Await(record.holders, wanted)
 
@@ -354,7 +354,7 @@ def noted(
 
 # ---------------------------------------------------------------- of a tenure whose process ended
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TenureStatus:
     """What a tenure means to its journal now."""
 
     is_holder: bool
@@ -366,9 +366,9 @@ class Standing:
     """Journal offset up to which its content is the journal's, if it is not a holder any more."""
 
 
-def standing(
+def tenure_status(
     record: EpochRecord | None, tenure: str, *, create_revision: int, journal_revision: int | None
-) -> Standing:
+) -> TenureStatus:
     """What a tenure means to its journal now.
 
     Args:
@@ -378,15 +378,15 @@ def standing(
         journal_revision: create revision of the journal's present spec; None: it is deleted.
     """
     if record is None or not record.create_revision == create_revision == journal_revision:
-        return Standing(is_holder=False)
+        return TenureStatus(is_holder=False)
     if any(one.tenure == tenure for one in record.holders):
         is_alone = len(record.holders) == 1
-        return Standing(is_holder=True, is_alone=is_alone, is_wanted=record.is_wanted)
+        return TenureStatus(is_holder=True, is_alone=is_alone, is_wanted=record.is_wanted)
     # The latest epoch of a tenure counts: it may have been a holder, lost the journal, and got it back.
     for past in reversed(record.past):
         if any(one.tenure == tenure for one in past.holders):
-            return Standing(is_holder=False, valid_to=past.end)
-    return Standing(is_holder=False)
+            return TenureStatus(is_holder=False, valid_to=past.end)
+    return TenureStatus(is_holder=False)
 
 
 def announce(

@@ -177,7 +177,7 @@ async def has_foreign_members(etcd: EtcdClient, prefix: str, ours: RangeResult) 
     return any(leases.get(kv.key.removeprefix(their_prefix)) != kv.lease for kv in present.kvs)
 
 
-async def held_journals(
+async def journal_holders(
     etcd: EtcdClient, prefix: str, journals: Collection[str]
 ) -> dict[str, set[str]]:
     """The holders of each of some journals, without the journals that wait for one of their holders.
@@ -192,7 +192,7 @@ async def held_journals(
     Cancellation: safe.
     """
     keys = epochs_prefix(prefix)
-    held: dict[str, set[str]] = {}
+    holders: dict[str, set[str]] = {}
     turns, after, left = Turns(), "", 1
     while left:
         page = await etcd.page(keys, after=after, page_keys=_PAGE_KEYS)
@@ -204,7 +204,7 @@ async def held_journals(
             with contextlib.suppress(ValueError):  # reported by whoever reads this record alone
                 record = EpochRecord.decode(kv.value)
                 if not record.is_wanted:
-                    held[journal] = {one.tenure for one in record.holders}
+                    holders[journal] = {one.tenure for one in record.holders}
         left = page.count - len(page.kvs)
         after = page.kvs[-1].key if page.kvs else ""
-    return held
+    return holders

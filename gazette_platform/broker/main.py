@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gazette_platform.broker.serve import Broker
 from gazette_platform.ops.process import settle_memory, tune_malloc
-from gazette_platform.serving.process.running import run_server
+from gazette_platform.serving.process import run_server
 
 if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig

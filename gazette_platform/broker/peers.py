@@ -13,13 +13,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
-from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import ClientConfig
+from gazette_platform.client.wire import Authorizer
 from gazette_platform.ops.network import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.serving.config import Wire
-from gazette_platform.serving.grpc_channel import GrpcChannel
+from gazette_platform.serving.grpc_transport import GrpcChannel
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.limits import PEER_LIMITS
 from gazette_platform.serving.interface import Code, Condition, Kind, RpcFailed, go_spelling
@@ -274,16 +274,16 @@ class PeerCall:
         finally:
             messages.cancel()
 
-    def bidi_stream(self, *told: tuple[str, str]) -> OutgoingCall:
+    def bidi_stream(self, *metadata: tuple[str, str]) -> OutgoingCall:
         """Make the call, with this metadata beside the usual."""
-        return self._begin(Kind.BIDI_STREAM, told=told)
+        return self._begin(Kind.BIDI_STREAM, more=metadata)
 
     def _begin(
-        self, kind: Kind, request: bytes | None = None, told: tuple[tuple[str, str], ...] = ()
+        self, kind: Kind, request: bytes | None = None, more: tuple[tuple[str, str], ...] = ()
     ) -> OutgoingCall:
         metadata = self.peers.metadata(self.capability, self.journal) or ()
         channel = self.peers.channel(self.endpoint)
-        return channel.call(self.method, kind, (*metadata, *told), request)
+        return channel.call(self.method, kind, (*metadata, *more), request)
 
     def failed(self, err: RpcFailed, *, is_begun: bool = True) -> PeerFailed:
         """The error of a call that failed by `err`. Notifies the observer of failures, too."""
@@ -466,10 +466,10 @@ class _CallStream:
 
     async def tenure(self) -> str | None:
         try:
-            told = await self._call.greeting()
+            greeting = await self._call.greeting()
         except RpcFailed as err:
             raise self._failed(err) from err
-        return told.get(TENURE) or None
+        return greeting.get(TENURE) or None
 
     async def done_writing(self) -> None:
         try:

@@ -14,28 +14,29 @@ from functools import partial
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.allocator import Allocator, announce, member
+from gazette_platform.broker.api.gateway import Gateway
 from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.config import FsyncMode
-from gazette_platform.broker.context import BrokerContext
+from gazette_platform.broker.context import BrokerContext, BrokerMetrics
 from gazette_platform.broker.crash.evictor import Evictor
-from gazette_platform.broker.crash.former import await_former, recover_spools, take_homes
-from gazette_platform.broker.crash.leaving import (
-    held_alone,
+from gazette_platform.broker.crash.handover import (
+    alone_with,
+    await_former,
     note_heads,
+    recover_spools,
     say_leaving,
+    take_homes,
     wait_handed_over,
 )
 from gazette_platform.broker.etcd_records import own_member_key
-from gazette_platform.broker.http.gateway import Gateway
+from gazette_platform.broker.journal.gaps import still_storing
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
-from gazette_platform.broker.journal.storing import still_storing
 from gazette_platform.broker.membership import Membership
-from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.peers import Peers
-from gazette_platform.broker.spool.copied_homes import OtherHomes, say_homes
 from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.broker.spool.persister import Persister
+from gazette_platform.broker.spool.recovery import OtherHomes, say_homes
 from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient, Put
@@ -49,13 +50,12 @@ from gazette_platform.ops.retry import insist
 from gazette_platform.ops.tasks import TaskGroup, run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.serving.auth import Authenticator
-from gazette_platform.serving.config import Wire
-from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.config import Wire, random_id
+from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed
-from gazette_platform.serving.process.departure import Departure
-from gazette_platform.serving.process.names import random_id
+from gazette_platform.serving.process import Departure
 from gazette_platform.stores import StoreRegistry, health_check, open_store
 from gazette_platform.stores.metrics import MeasuredStore
 
@@ -410,7 +410,7 @@ class Broker:
         executor = self._context.executor
         while True:
             await asyncio.sleep(_SYNC_S)
-            for replica in self._held():
+            for replica in self._replicas():
                 with self.faults.contained("spool", f"bringing {replica.name} to disk"):
                     try:
                         await replica.spool.sync()
@@ -424,7 +424,7 @@ class Broker:
         """Have journals check whether they should be suspended, some of them at a time."""
         while True:
             await asyncio.sleep(_TICK_S)
-            replicas = self._held()
+            replicas = self._replicas()
             for at in range(0, len(replicas), _TICK_SLICE):
                 for replica in replicas[at : at + _TICK_SLICE]:
                     with self.faults.contained("journal", f"{replica.name}: suspending it"):
@@ -437,7 +437,7 @@ class Broker:
         self.tasks.keep(partial(give_back_when_idle, executor), name="memory")
 
     def _stop_replicas(self) -> None:
-        for replica in self._held():
+        for replica in self._replicas():
             replica.stop()
 
     def _on_persisted(self, fragment: Fragment) -> None:
@@ -466,7 +466,7 @@ class Broker:
             await self._departure.step(2 * _GRACE_S, "finishing calls", stopping)
             self._context.membership.give_up("this broker leaves")  # no caller waits for the rest
             left = await self._persist()
-            await self._note_heads(self._held())
+            await self._note_heads(self._replicas())
             await self._departure.step(_GRACE_S, "tidying up spools", self._tidy_up())
             await self._departure.step(_GRACE_S, "giving back the lease", self._release())
         await self.abandon()
@@ -514,13 +514,13 @@ class Broker:
             left.extend(replica.spool.unfinished())
         return left
 
-    def _held(self) -> list[Replica]:
+    def _replicas(self) -> list[Replica]:
         return list(self._resolver.replicas.values())
 
-    async def _note_heads(self, held: list[Replica], alone: Collection[str] = ()) -> None:
+    async def _note_heads(self, replicas: list[Replica], alone: Collection[str] = ()) -> None:
         async def note() -> None:
             await self._say_leaving()  # other brokers of our journals may be leaving, too
-            await note_heads(self._context, held, self._lease, timeout_s=_GRACE_S, alone=alone)
+            await note_heads(self._context, replicas, self._lease, timeout_s=_GRACE_S, alone=alone)
 
         await self._departure.step(3 * _GRACE_S, "noting write heads", note())
 
@@ -560,8 +560,9 @@ class Broker:
         if has_lease:
             _log.error("broker stops: %s", self.failure)
         self._context.membership.give_up("this broker has failed")
-        held = self._held()  # if we are evicted all the same, none of them is assigned to us later
-        alone = held_alone(self._context, held)
+        # Now: if we are evicted all the same, none of them is assigned to us later.
+        replicas = self._replicas()
+        alone = alone_with(self._context, replicas)
         if has_lease:  # so that our peers do not take the end of our port for a crash
             await self._departure.step(_SAY_S, "saying that it leaves", self._say_leaving())
         async with still_storing(self._context, self._resolver, self._lease.id) as said:
@@ -569,7 +570,7 @@ class Broker:
             await self._departure.step(_GRACE_S, "finishing calls", self._server.stop(grace_s=1.0))
             await self._departure.step(self._limit_s, "closing journals", self._resolver.close())
             if has_lease:  # else others may have gone on from another head
-                await self._note_heads(held, alone)
+                await self._note_heads(replicas, alone)
             await self._departure.step(_GRACE_S, "giving back the lease", self._release())
             left = await self._persist()
             await self._departure.step(_GRACE_S, "tidying up spools", self._tidy_up())

@@ -115,10 +115,10 @@ class ReadAhead:
 
     def may_hold(self, stream: FragmentStream) -> bool:
         """Whether there is room for another piece. Under the lock."""
-        held = self.held_bytes
+        count = self.held_bytes
         if stream.is_first:
-            return held < self.bytes_max or stream.held_bytes == 0
-        return held < self.bytes_max - self.bytes_max // _FIRST_SHARE
+            return count < self.bytes_max or stream.held_bytes == 0
+        return count < self.bytes_max - self.bytes_max // _FIRST_SHARE
 
     def park(self, stream: FragmentStream) -> None:
         """Keep a stream that there is no room for. Under the lock."""
@@ -374,20 +374,20 @@ class FragmentStream:
                 return
             if self._is_raw:
                 if wanted:
-                    self._ready.append(self._held(_Piece(wanted, 1)))
+                    self._ready.append(self._count(_Piece(wanted, 1)))
             else:
-                piece = self._held(_Piece(content, 2 if wanted is content else 1))
+                piece = self._count(_Piece(content, 2 if wanted is content else 1))
                 self._undigested.append(piece)
                 if wanted is content:
                     self._ready.append(piece)
                 elif wanted:
-                    self._ready.append(self._held(_Piece(wanted, 1)))
+                    self._ready.append(self._count(_Piece(wanted, 1)))
                 is_new_job, self._is_digesting = not self._is_digesting, True
             self._wake()
         if is_new_job:
             self._pool.submit(self._digest_pieces)
 
-    def _held(self, piece: _Piece) -> _Piece:
+    def _count(self, piece: _Piece) -> _Piece:
         """Count a piece that is held from now on. Under the lock."""
         self.held_bytes += len(piece.content)
         self._pool.held_bytes += len(piece.content)
@@ -405,13 +405,13 @@ class FragmentStream:
     def _failed(self, err: Exception) -> None:
         self._close_file()
         if isinstance(err, DataError):
-            told: Exception = type(err)(f"{self.name}: {err}")
-            told.__cause__ = err
-            err = told
+            named: Exception = type(err)(f"{self.name}: {err}")
+            named.__cause__ = err
+            err = named
         elif isinstance(err, OSError):
-            told = StoreUnavailable(f"reading {self.name}: {err.strerror or err}")
-            told.__cause__ = err
-            err = told
+            named = StoreUnavailable(f"reading {self.name}: {err.strerror or err}")
+            named.__cause__ = err
+            err = named
         with self._pool.lock:
             self._is_fetching = False
             self._is_fetched = True

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from google.protobuf.message import Message
 
-from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.read_ahead import ReadAhead
 from gazette_platform.client.wire import (
+    Authorizer,
     NotYet,
     PeerUnreached,
     Wire,

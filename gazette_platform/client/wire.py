@@ -1,7 +1,8 @@
-"""Channels to brokers, and the calls of the Journal service over them.
+"""Channels to brokers with their tokens, and the calls of the Journal service over them.
 
-Requests of streams and responses of reads travel as raw bytes, because content is encoded and
-decoded by hand (`protocol.content`); everything else uses the generated classes.
+Requests of streams and responses of reads travel as raw bytes, because content is encoded and decoded by hand
+(`protocol.content`); everything else uses the generated classes. A call carries a fixed bearer token, or one
+that is signed for each kind of call.
 """
 
 from __future__ import annotations
@@ -21,14 +22,24 @@ from gazette_platform.errors import (
     TransportError,
     ValidationError,
 )
-from gazette_platform.protocol import Status, endpoint_grpc_address
+from gazette_platform.ops.lru import Lru
+from gazette_platform.protocol import (
+    LabelSelector,
+    LabelSet,
+    Status,
+    endpoint_grpc_address,
+    strip_meta,
+)
+from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.limits import CLIENT_LIMITS
 from gazette_platform.serving.interface import (
     ASK_AGAIN,
     ASK_ANOTHER,
     CANNOT_REACH,
+    CONNECT_FAILED,
     DROPPED,
+    FELL_SILENT,
     NOT_HTTP2,
     SPEAKS_TLS,
     TRY_AGAIN,
@@ -37,7 +48,7 @@ from gazette_platform.serving.interface import (
     Kind,
     brief_details,
 )
-from gazette_platform.serving.proxies import proxy_for
+from gazette_platform.serving.sockets import proxy_for
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 
 if TYPE_CHECKING:
@@ -73,9 +84,8 @@ _UNREACHED: Final = frozenset({Code.UNAVAILABLE, Code.CANCELLED})
 _ASKED_AGAIN: Final = (ASK_AGAIN, TRY_AGAIN, ASK_ANOTHER)
 # The text of calls that end because the client is closed.
 _CLOSED: Final = "the client was closed during the call"
-# How the texts of failed attempts to connect go on behind the address.
-_NOT_CONNECTED: Final = "Failed to connect"
 _BY_PROXY: Final = "(through the HTTP proxy "
+_HANGS: Final = "does it hang, or is it overloaded? look at its log, or start it again"
 # Words of failed attempts to connect, and what to do.
 _ADVICE: Final = (
     (
@@ -95,6 +105,7 @@ _ADVICE: Final = (
         "another program answers there, or a proxy that passes only HTTP/1: give the address of the gRPC port",
     ),
     ((SPEAKS_TLS,), "its address begins with https://"),
+    ((FELL_SILENT,), _HANGS),
 )
 
 
@@ -133,7 +144,7 @@ def call_error(err: RpcFailed, endpoint: str, what: str, *, peer: str = "broker"
             kind, said = NotYet, f"cannot answer now: {details}"
         return kind(f"{what}: {peer} {endpoint} {said}")
     if code is Code.DEADLINE_EXCEEDED:
-        return CallUnanswered(f"{what}: {peer} {endpoint} did not answer in time")
+        return CallUnanswered(f"{what}: {peer} {endpoint} did not answer in time ({_HANGS})")
     if code is Code.UNAUTHENTICATED:
         details += " (check the auth token or keys)"
     if code is Code.UNIMPLEMENTED:
@@ -179,7 +190,7 @@ def _advice(details: str, endpoint: str) -> str:
             return advice
     if _BY_PROXY in details:
         return "can the proxy reach it? no_proxy names the hosts to reach without a proxy"
-    if _NOT_CONNECTED not in details and ("Socket closed" in details or "ping" in details):
+    if CONNECT_FAILED not in details and ("Socket closed" in details or "ping" in details):
         return "it ended, or its connection broke; is it running?"
     # A server that refuses a certificate ends the connection, with or without reading what has come.
     if "Socket closed" in details:
@@ -364,3 +375,55 @@ def _tls_context(config: ClientConfig) -> ssl.SSLContext:
             f"cannot use the PEM file {path}: {reason} (check the certificate options)"
         ) from err
     return context
+
+
+# Seconds. Applying is rare and powerful, so that its tokens are short-lived.
+_LIFETIME_S = {Capability.APPLY: 60}
+_LIFETIME_DEFAULT_S = 3600
+
+# A token is replaced when half of its life is over: no call begins with one that is about to
+# expire, and a long read that ends with its token goes on with another.
+_RENEW_AT = 0.5
+
+# Signed tokens that are kept, for as many kinds of calls and journals.
+_TOKENS_MAX = 4096
+
+
+@final
+class Authorizer:
+    """Makes the metadata of calls."""
+
+    def __init__(self, config: ClientConfig, clock: Clock) -> None:
+        self._clock = clock
+        self._fixed = _bearer(config.auth_token) if config.auth_token else None
+        self._keys = KeyRing(config.auth_keys) if config.auth_keys.strip() else None
+        self._signed: Lru[tuple[Capability, LabelSelector | str], tuple[float, Metadata]]
+        self._signed = Lru(_TOKENS_MAX)
+
+    def metadata(self, capability: Capability, selector: LabelSelector | str) -> Metadata | None:
+        """Metadata of a call that needs `capability` for a selector, or for a journal's name."""
+        if self._fixed is not None or self._keys is None:
+            return self._fixed
+        now = self._clock.now().timestamp()
+        key = (capability, selector)
+        found = self._signed.get(key)
+        if found is not None and now < found[0]:
+            return found[1]
+        lifetime_s = _LIFETIME_S.get(capability, _LIFETIME_DEFAULT_S)
+        token = self._keys.sign(
+            Claims(capability, _selector(selector)), now=now, lifetime_s=lifetime_s
+        )
+        metadata = _bearer(token)
+        self._signed.put(key, (now + lifetime_s * _RENEW_AT, metadata))
+        return metadata
+
+
+def _bearer(token: str) -> Metadata:
+    return (("authorization", f"Bearer {token}"),)
+
+
+def _selector(selector: LabelSelector | str) -> LabelSelector:
+    if isinstance(selector, LabelSelector):
+        return selector
+    name = strip_meta(selector)
+    return LabelSelector(include=LabelSet.of(name=name)) if name else LabelSelector()

@@ -15,11 +15,7 @@ from typing import Any, ClassVar
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
-from aetcd.rpc import (
-    kv_pb2,  # type: ignore[import-untyped]
-    rpc_pb2,  # type: ignore[import-untyped]
-    rpc_pb2_grpc,  # type: ignore[import-untyped]
-)
+from aetcd.rpc import kv_pb2, rpc_pb2, rpc_pb2_grpc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import EtcdError
 

@@ -116,9 +116,15 @@ def _why_no_table(content: bytes, error: Exception) -> str:
 
 def check_depth(content: bytes) -> None:
     """Raises: DataError: a line of JSON holds values deeper within each other than `DEPTH_MAX`."""
-    for line in content.split(b"\n"):
-        if len(line) > DEPTH_MAX and depth_of(line, DEPTH_MAX) > DEPTH_MAX:
-            raise DataError("a line is not JSON, or goes too deep")
+    at = 0
+    # A line of as many bytes cannot go deeper, so only longer ones are looked at: most content is passed in leaps.
+    while len(content) - at > DEPTH_MAX:
+        end = content.rfind(b"\n", at, at + DEPTH_MAX + 1) + 1
+        if not end:
+            end = content.find(b"\n", at) + 1 or len(content)
+            if depth_of(content[at:end], DEPTH_MAX) > DEPTH_MAX:
+                raise DataError("a line is not JSON, or goes too deep")
+        at = end
 
 
 def depth_of(line: bytes, enough: int) -> int:

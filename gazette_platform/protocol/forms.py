@@ -138,8 +138,8 @@ def fragment_json(fragment: Fragment, signed_url: str = "") -> Json:
         "path_postfix": fragment.path_postfix,
     }
     # The digest is a struct, which Go writes even if it is zero.
-    kept = {key: value for key, value in spec.items() if value or key == "sum"}
-    return _without_zeros({"spec": kept, "signed_url": signed_url})
+    fields = {key: value for key, value in spec.items() if value or key == "sum"}
+    return _without_zeros({"spec": fields, "signed_url": signed_url})
 
 
 def _without_zeros(fields: Json) -> Json:

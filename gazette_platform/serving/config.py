@@ -18,6 +18,7 @@ from gazette_platform.protocol.auth import KeyRing
 from gazette_platform.serving.tls import TlsFiles
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable
     from pathlib import Path
 
@@ -284,3 +285,25 @@ def expect_setting(holds: bool, flag: str, wanted: str, got: object) -> None:  #
     """Raises: ValidationError: it does not hold."""
     if not holds:
         raise ValidationError(f"expected {wanted}, got {got!r}", path=flag)
+
+
+# ------------------------------------------------------- names of servers that were given none
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_MOODS = _words(
+    "amber brave calm clever daring eager fair gentle golden happy humble jolly keen kind lively "
+    "lucky merry mighty modest noble patient proud quick quiet ready sharp silent steady sunny "
+    "swift tidy wise"
+)
+_BEINGS = _words(
+    "badger beaver bison crane curlew dolphin eagle falcon ferret finch fox gannet hare heron ibis "
+    "jackdaw kestrel lark linnet lynx magpie marten merlin newt osprey otter petrel plover raven "
+    "robin stoat swallow tern wren"
+)
+
+
+def random_id(rng: random.Random) -> str:
+    """Two words and a number: unique enough for a cluster, and good to talk about."""
+    return f"{rng.choice(_MOODS)}-{rng.choice(_BEINGS)}-{rng.randrange(1000):03d}"

@@ -230,6 +230,10 @@ NOT_HTTP2: Final = "not HTTP/2"
 SPEAKS_TLS: Final = "it speaks TLS"
 """What errors say of a program that is not a gRPC server, or one with TLS that was called without it."""
 
+CONNECT_FAILED: Final = "Failed to connect to remote host"
+FELL_SILENT: Final = "it took the connection, and then fell silent"
+"""What errors say of an attempt to connect, and of a server that hangs right after its first settings."""
+
 DROPPED: Final = "dropped the call, as it does while thousands wait for it, and when it stops"
 """What it means if the other side cancels a call: with a thousand or more calls waiting to begin, a gRPC
 library cancels some of the new ones at random."""

@@ -32,7 +32,7 @@ from gazette_platform.keyspace import items_prefix, member_key
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, Fragment, JournalSpec, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
-from gazette_platform.serving.grpc_channel import CALL_ERRORS
+from gazette_platform.serving.grpc_transport import CALL_ERRORS
 from gazette_platform.testing.servers import wire_settings
 from gazette_platform.testing.waiting import patient
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.interface import Code, Kind, NotTaken, Rpc, RpcFailed
 

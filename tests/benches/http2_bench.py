@@ -18,8 +18,7 @@ from gazette_platform.serving.h2.frames import (
 )
 from gazette_platform.serving.h2.hpack import literal
 from gazette_platform.serving.h2.limits import LIMITS
-from gazette_platform.serving.h2.machine import Machine
-from gazette_platform.serving.h2.requests import Requests
+from gazette_platform.serving.h2.server_machine import Machine, Requests
 from gazette_platform.serving.h2.stream import Stream
 
 REQUEST = (

@@ -14,12 +14,11 @@ from gazette_platform.broker.etcd_records import (
     write_record,
 )
 from gazette_platform.broker.spool import leftovers as leftovers_module
-from gazette_platform.broker.spool.copied_homes import OtherHomes
 from gazette_platform.broker.spool.files import finish_closing
 from gazette_platform.broker.spool.home import Owner, SpoolHome, free_homes
 from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.broker.spool.persister import Persister
-from gazette_platform.broker.spool.recovery import SET_ASIDE, recover
+from gazette_platform.broker.spool.recovery import SET_ASIDE, OtherHomes, recover
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults

@@ -38,9 +38,9 @@ from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSet, ProcessId
 from gazette_platform.serving.auth import Authenticator
-from gazette_platform.serving.call_metrics import CallMetrics, Tallies
+from gazette_platform.serving.calls import CallMetrics, Tallies
 from gazette_platform.serving.config import Wire
-from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.testing.servers import wire_settings
 

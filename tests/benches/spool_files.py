@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from gazette_platform.broker.spool.files import write_all
+from gazette_platform.broker.spool.files import place_of, write_all
 from gazette_platform.broker.spool.head_records import FragmentState
-from gazette_platform.broker.spool.home import place_of
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, LabelSet
 
 

@@ -21,8 +21,8 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 
-from gazette_platform.lake.typed.files.writing import FileDescriber
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
+from gazette_platform.lake.typed.tables.writing import FileDescriber
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.files.writing import WrittenFile
+    from gazette_platform.lake.typed.tables.writing import WrittenFile
 
 __all__ = ["delete_rows", "write_rows"]
 

@@ -11,10 +11,10 @@ from typed_world import JOURNAL, row, spec
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg.publishing import WAP_ID, head_of
-from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.lake.typed.tables.upserts import publish_upserts
+from gazette_platform.lake.typed.tables.writing import data_file_of
 from gazette_platform.message.uuid import Flags, build_uuid, parse_uuid
 
 __all__ = ["PythonMerger", "is_later", "keyed", "last_of", "merged", "said", "upsert"]

@@ -12,7 +12,7 @@ from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 from gazette_platform.lake.typed.planning.screening import Plain
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.lake.typed.runs import amending, running
-from gazette_platform.lake.typed.tables import opening, quarantine as quarantined
+from gazette_platform.lake.typed.tables import quarantine as quarantined, table
 from tests.lake_crash.plan import Fault
 from tests.typed_crash.plan import Append, Case, Held, MakeAgain, Outgrow, Run
 
@@ -81,7 +81,7 @@ def know_no_journal() -> None:
 
 def settle_nothing() -> None:
     """Leaves quarantined records where they are."""
-    for module in (opening, amending, quarantined):
+    for module in (table, amending, quarantined):
         assert module.settle_quarantine
         module.settle_quarantine = lambda *_: False
 

@@ -11,14 +11,14 @@ from gazette_platform.lake.iceberg.publishing import (
 )
 from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.typed.files.writing import (
-    data_file_of,
-)
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
 from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )
 from gazette_platform.lake.typed.tables.table import open_table, state_properties, write_state
+from gazette_platform.lake.typed.tables.writing import (
+    data_file_of,
+)
 
 __all__ = ["JOURNAL", "Held", "World", "numbers", "publish", "row", "spec"]
 

@@ -43,7 +43,7 @@ def test_crashes_lose_and_double_nothing(world):
     assert result.summary.startswith(f"typed-crash: ok seed=7 cases={len(cases)} "), told
     assert [pair for pair in result.pairs.left if " of " not in str(pair)] == [], told
     outcomes = {outcome for each in result.facts for outcome in each.outcomes}
-    assert outcomes >= {"published", "idle", "TypedFenced", "LakeError"}, told
+    assert outcomes >= {"published", "idle", "TableFenced", "LakeError"}, told
     assert result.verdict.quarantined > 0, told
 
 

@@ -28,7 +28,7 @@ from gazette_platform.protocol import (
     ProcessId,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
-from gazette_platform.serving import grpc_server
+from gazette_platform.serving import grpc_transport
 from gazette_platform.serving.config import Wire
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.fault_proxy import Direction, FaultProxies, FaultProxy
@@ -138,9 +138,9 @@ async def test_a_client_notices_within_20_s_by_default(brokers):
 async def test_a_broker_that_minds_pings_gets_fewer_and_tails_go_on(brokers, monkeypatch):
     """As Gazette's do, with what its gRPC library does by default."""
     lenient = ("grpc.http2.min_ping_interval_without_data_ms", "grpc.http2.max_ping_strikes")
-    strict = [(name, value) for name, value in grpc_server._OPTIONS if name not in lenient]
+    strict = [(name, value) for name, value in grpc_transport._OPTIONS if name not in lenient]
     strict += [(lenient[0], 300_000), (lenient[1], 2)]
-    monkeypatch.setattr(grpc_server, "_OPTIONS", tuple(strict))
+    monkeypatch.setattr(grpc_transport, "_OPTIONS", tuple(strict))
     broker = await brokers.start(wire=Wire.GRPC)
     stub = brokers.stub(broker)
     await brokers.apply(stub, spec(1))

@@ -11,15 +11,15 @@ import time
 import pytest
 
 from gazette_platform.broker import serve
-from gazette_platform.broker.crash.leaving import note_heads
+from gazette_platform.broker.crash.handover import note_heads
 from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.client import Change, Client, ClientConfig
 from gazette_platform.errors import EtcdError, SetupError
 from gazette_platform.keyspace import KeySpace
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
-from gazette_platform.serving.process.watchdog import Watchdog
+from gazette_platform.serving.process import Watchdog
 from gazette_platform.testing.local import LocalBrokers, append
 from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient, wait_until

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from gazette_platform.broker.crash.former import await_former
+from gazette_platform.broker.crash.handover import await_former
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import encode_broker_spec, member_key
 from gazette_platform.platform.component import choose_ports

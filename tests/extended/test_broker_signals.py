@@ -26,7 +26,7 @@ SIGNALS = 1 << (signal.SIGINT - 1) | 1 << (signal.SIGTERM - 1)
 PROGRAM = textwrap.dedent("""
     import os, sys, threading
     from gazette_platform.broker import serve
-    from gazette_platform.serving.process import running, signals
+    from gazette_platform.serving import process
     from gazette_platform.cli import gazette
     from gazette_platform.broker.spool.spool import Spool
 
@@ -41,7 +41,7 @@ PROGRAM = textwrap.dedent("""
 
     written, Spool.write = Spool.write, write
     serve._GRACE_S = 0.1
-    running.HURRIED_S = signals.HURRIED_S = 1.0
+    process.HURRIED_S = 1.0
 """)
 SERVES = "sys.exit(gazette.main())\n"
 SERVES_BESIDE_A_THREAD_THAT_HANGS = "threading.Thread(target=hang).start()\n" + SERVES

@@ -9,8 +9,8 @@ from away_store import JOURNAL, hold_back, spec
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.etcd_records import storing_prefix
-from gazette_platform.broker.journal import storing
-from gazette_platform.broker.journal.storing import Unstored
+from gazette_platform.broker.journal import gaps
+from gazette_platform.broker.journal.gaps import Unstored
 from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError
@@ -111,12 +111,12 @@ async def test_broker_that_leaves_names_journals_that_it_stores(cluster, etcd, e
     await eventually(is_only_the_one)
     # It is a member still, and does not answer.
     assert first._context.process_id in second._context.space.state.members
-    assert await storing.ask_others(second._context, STORED)
-    assert not await storing.ask_others(second._context, JOURNAL)
+    assert await gaps.ask_others(second._context, STORED)
+    assert not await gaps.ask_others(second._context, JOURNAL)
     back.set()
     assert await draining == []
     assert await said(etcd, etcd_prefix) == []
-    assert await storing.ask_others(second._context, JOURNAL)
+    assert await gaps.ask_others(second._context, JOURNAL)
 
 
 async def test_another_instance_of_the_same_name_has_not_said_it(cluster, etcd, etcd_prefix):
@@ -126,7 +126,7 @@ async def test_another_instance_of_the_same_name_has_not_said_it(cluster, etcd, 
     key = f"{storing_prefix(etcd_prefix)}anything"
     for lease, is_told in ((first._lease.id + 1, False), (first._lease.id, True)):
         await etcd.put(key, Unstored(lease, frozenset()).encode())
-        assert await storing.ask_others(second._context, JOURNAL) is is_told
+        assert await gaps.ask_others(second._context, JOURNAL) is is_told
     await etcd.delete(key)
 
 
@@ -140,7 +140,7 @@ async def test_a_flush_waits_for_who_lost_its_lease_while_it_stored(cluster, tas
         flushing = tasks.spawn(client.flush(f"name={JOURNAL}"), name="flush")
         index = second._resolver.replicas[JOURNAL].index
         await eventually(lambda: index.is_stored(7, 16))
-        assert not await storing.ask_others(second._context, JOURNAL)
+        assert not await gaps.ask_others(second._context, JOURNAL)
         assert not flushing.done()
         back.set()
         assert await draining == []
@@ -168,13 +168,13 @@ async def test_it_is_said_again_when_its_lease_is_lost(cluster, etcd, etcd_prefi
 async def test_nothing_is_lost_while_etcd_does_not_say_who_stores(cluster, monkeypatch):
     broker = await cluster.start()
     context = broker._context
-    assert await storing.ask_others(context, JOURNAL)
+    assert await gaps.ask_others(context, JOURNAL)
 
     async def read(prefix, **options):
         raise EtcdError("etcd is away")
 
     monkeypatch.setattr(context.etcd, "range", read)
-    assert not await storing.ask_others(context, JOURNAL)
+    assert not await gaps.ask_others(context, JOURNAL)
     monkeypatch.undo()
 
 
@@ -182,9 +182,9 @@ async def test_who_does_not_know_the_journal_may_hold_content(cluster):
     """Its mirror is late, or shows no primary while another takes over: it stored nothing."""
     first, second = [await cluster.start() for _ in range(2)]
     await eventually(lambda: first._context.process_id in second._context.space.state.members)
-    assert not await storing.ask_others(second._context, JOURNAL)
+    assert not await gaps.ask_others(second._context, JOURNAL)
     await cluster.apply(cluster.stub(first), spec())
-    assert await eventually(lambda: storing.ask_others(second._context, JOURNAL))
+    assert await eventually(lambda: gaps.ask_others(second._context, JOURNAL))
 
 
 async def test_who_does_not_answer_in_time_may_hold_content(cluster, monkeypatch):
@@ -196,11 +196,11 @@ async def test_who_does_not_answer_in_time_may_hold_content(cluster, monkeypatch
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(storing, "_ASK_TIMEOUT_S", 0.2)
+        patch.setattr(gaps, "_ASK_TIMEOUT_S", 0.2)
         for broker in (first, second):
             patch.setattr(broker._resolver, "closed", hang)
-        assert not await storing.ask_others(second._context, JOURNAL)
-    assert await eventually(lambda: storing.ask_others(second._context, JOURNAL))
+        assert not await gaps.ask_others(second._context, JOURNAL)
+    assert await eventually(lambda: gaps.ask_others(second._context, JOURNAL))
 
 
 @pytest.mark.parametrize("journals", [set(), {"a/b"}, {"a/b", "a/c d"}])

@@ -26,9 +26,9 @@ from gazette_platform.lake import (
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import PythonRollup, load_rollup_specs, rollup
 from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine
-from gazette_platform.lake.rollups.maintenance import maintain
 from gazette_platform.lake.rollups.running import RollupRunner
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
+from gazette_platform.lake.rollups.table import maintain
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import LakeResource, MetastoreResource, TrinoResource
 
@@ -76,7 +76,7 @@ def flights(request, files, metastore):
             found = [
                 f
                 for p in report.journals
-                for f in auditor.audit(session, spec, table, p.journal).findings
+                for f in auditor.audit(session, table, p.journal).findings
             ]
             ensure_views(session, spec, table, excluded_files(found))
         return report

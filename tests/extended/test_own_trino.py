@@ -23,8 +23,8 @@ from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession, sql_fo
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import load_rollup_specs
 from gazette_platform.lake.rollups.engines import TrinoEngine
-from gazette_platform.lake.rollups.maintenance import maintain
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
+from gazette_platform.lake.rollups.table import maintain
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.platform import tools
 from gazette_platform.platform.component import Component, choose_ports

@@ -15,7 +15,7 @@ from typed_places import Place, Table
 from typed_world import JOURNAL, Held, numbers, publish, spec
 
 from gazette_platform.cli.gazctl.lake.check import _of_catalog
-from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.iceberg.catalog import CatalogHandle
 from gazette_platform.testing.waiting import wait_until
 
@@ -50,7 +50,7 @@ def test_one_of_four_runs_at_once_is_published(place):
     table = place.table()
     table.open()
     found = outcomes(table)
-    assert sum(isinstance(one, TypedFenced) for one in found) == 3, found
+    assert sum(isinstance(one, TableFenced) for one in found) == 3, found
     ((winner, _),) = [(n, one) for n, one in enumerate(found) if not isinstance(one, LakeError)]
     assert numbers(table.handle()) == [winner]
     assert (table.open().run, table.open().state.journals[JOURNAL].offset) == (f"run-{winner}", 10)
@@ -65,7 +65,7 @@ def test_run_goes_on_where_the_last_one_ended_and_a_zombie_is_fenced(place):
     assert second.state.journals[JOURNAL].offset == 20
     publish(table.handle(), second, [3], run="two")
     for zombie in (first, second):
-        with pytest.raises(TypedFenced):
+        with pytest.raises(TableFenced):
             publish(table.handle(), zombie, [9])
     # A second caller gets what became of the first call.
     assert publish(table.handle(), second, [3], run="two").snapshot_id == table.open(wider).start

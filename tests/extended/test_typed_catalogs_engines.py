@@ -8,7 +8,7 @@ from typed_commits import PROGRESS, SparkTable
 from typed_merges import keyed, said, upsert
 from typed_world import JOURNAL, Held, publish
 
-from gazette_platform.errors import TypedFenced
+from gazette_platform.errors import TableFenced
 from gazette_platform.lake.catalogs import CatalogLogin, TrinoCatalogs
 from gazette_platform.lake.engines.doctor import look_at_trino
 from gazette_platform.lake.engines.spark import spark_configuration
@@ -92,7 +92,7 @@ def test_spark_reads_what_is_published_and_its_maintenance_loses_no_progress(tab
     refs = {name: snapshot for snapshot, name in seen.refs()}
     assert refs[PROGRESS] == tagged != refs["main"]
     for zombie in (first, late):
-        with pytest.raises(TypedFenced):
+        with pytest.raises(TableFenced):
             publish(table.handle(), zombie, [9])
     again = table.open()
     assert (again.run, again.state.journals[JOURNAL].offset) == ("two", 30)
@@ -130,7 +130,7 @@ def test_spark_merges_by_key_again_behind_maintenance_and_zombies_are_fenced(tab
     rows = [said(1, "b", 30), said(3, "b", 40), said(2, "old", 15)]
     upsert(table.handle(), table.open(keyed()), rows, merger=between, catalog=catalog)
     assert between.merges == 2
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         upsert(table.handle(), first, [said(1, "zombie", 99)], merger=between, catalog=catalog)
     assert sorted(seen.sql(f"SELECT n, k FROM {seen.full_name}")) == [(1, "b"), (2, "a"), (3, "b")]
 

@@ -14,9 +14,9 @@ from gazette_platform.lake.iceberg.catalog import MetastoreHandle
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.iceberg.publishing import publish_files
 from gazette_platform.lake.spec.types import parse_partition
-from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.schema.mounting import mount_statement
 from gazette_platform.lake.typed.tables.table import open_table
+from gazette_platform.lake.typed.tables.writing import data_file_of
 
 pytestmark = [
     pytest.mark.hive,

@@ -12,7 +12,7 @@ from pyiceberg.io import load_file_io
 from typed_world import spec
 from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.spec.types import parse_partition
-from gazette_platform.lake.typed.files.writing import RowWriter
+from gazette_platform.lake.typed.tables.writing import RowWriter
 
 location, rows = sys.argv[1], 10_000
 wanted = spec(partitions=(parse_partition("n"),))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import orjson
 
-from gazette_platform.broker.http.messages import ReadQuery, journal_of
+from gazette_platform.broker.api.gateway_messages import ReadQuery, journal_of
 from gazette_platform.codecs import decompressor
 from gazette_platform.errors import GazetteError
 from gazette_platform.keyspace.keys import parse_key

@@ -297,7 +297,7 @@ async def test_watch_ends_with_a_reason_when_its_token_expires(client, stub, mon
 
 async def test_a_tail_of_our_client_outlives_its_tokens(client, broker, monkeypatch):
     monkeypatch.setattr("gazette_platform.serving.auth.LEEWAY_S", 0.0)
-    monkeypatch.setattr("gazette_platform.client.auth._LIFETIME_DEFAULT_S", 1)
+    monkeypatch.setattr("gazette_platform.client.wire._LIFETIME_DEFAULT_S", 1)
     config = ClientConfig(address=broker.endpoint, auth_keys=KEY)
     async with AsyncClient(config) as short, short.tail(A, 0) as tail, asyncio.timeout(patient(20)):
         for piece in (b"one", b"two", b"three"):

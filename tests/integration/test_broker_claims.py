@@ -12,7 +12,7 @@ import pytest
 from gazette_platform.broker.epochs import EpochRecord, Holder
 from gazette_platform.broker.etcd_records import read_record, write_record
 from gazette_platform.broker.journal import claims, replica
-from gazette_platform.broker.journal.storing import ask_other
+from gazette_platform.broker.journal.gaps import ask_other
 from gazette_platform.broker.spool.home import SpoolHome
 from gazette_platform.broker.spool.persister import Persister
 from gazette_platform.broker.spool.recovery import RecoveredTenure

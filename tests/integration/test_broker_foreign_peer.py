@@ -19,7 +19,7 @@ from raw_protobuf import blob, decode, number, only
 
 from gazette_platform.etcd import Compare, Delete, EtcdClient, Put
 from gazette_platform.keyspace import item_key
-from gazette_platform.serving.grpc_channel import CALL_ERRORS
+from gazette_platform.serving.grpc_transport import CALL_ERRORS
 from gazette_platform.testing.local import read_all
 from gazette_platform.testing.waiting import eventually
 

@@ -282,7 +282,7 @@ async def test_events_are_lines_and_resume_where_they_broke_off(client, http):
 
 
 async def test_a_quiet_event_stream_is_kept_alive(client, http, monkeypatch):
-    monkeypatch.setattr("gazette_platform.broker.http.gateway._KEEPALIVE_S", 0.05)
+    monkeypatch.setattr("gazette_platform.broker.api.gateway._KEEPALIVE_S", 0.05)
     headers = {"Accept": "text/event-stream"}
     async with http.get(f"/{JOURNAL}?block=true", headers=headers) as response:
         expected = b"retry: 1000\n\n:\n\n:\n\n"

@@ -10,7 +10,7 @@ from grpc import StatusCode, aio
 
 from gazette_platform.broker import etcd_records
 from gazette_platform.broker.epochs import EpochRecord, Holder
-from gazette_platform.broker.etcd_records import epoch_key, held_journals
+from gazette_platform.broker.etcd_records import epoch_key, journal_holders
 from gazette_platform.etcd import EtcdClient, Put
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, ProcessId
 from gazette_platform.testing.local import append
@@ -103,7 +103,7 @@ async def test_holders_are_read_of_the_journals_that_are_asked_for(etcd, etcd_pr
     puts = [Put(epoch_key(etcd_prefix, name), value) for name, value in values.items()]
     for at in range(0, len(puts), 100):
         await etcd.txn([], puts[at : at + 100])
-    found = await held_journals(etcd, etcd_prefix, {*values, "d/none"} - {"a/0001"})
+    found = await journal_holders(etcd, etcd_prefix, {*values, "d/none"} - {"a/0001"})
     good = [name for name, value in values.items() if value == held.encode()]
     assert found == {name: {"t0"} for name in good if name != "a/0001"}
-    assert await held_journals(etcd, etcd_prefix + "x", values) == {}
+    assert await journal_holders(etcd, etcd_prefix + "x", values) == {}

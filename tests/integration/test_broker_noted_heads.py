@@ -13,8 +13,8 @@ import pytest
 from grpc import StatusCode, aio
 
 from gazette_platform.broker import serve
-from gazette_platform.broker.crash import leaving
-from gazette_platform.broker.crash.leaving import note_heads
+from gazette_platform.broker.crash import handover
+from gazette_platform.broker.crash.handover import note_heads
 from gazette_platform.broker.etcd_records import read_record
 from gazette_platform.broker.journal.claims import Noting, write_head, write_suspend
 from gazette_platform.broker.spool.journal_spool import Draft
@@ -174,14 +174,14 @@ async def test_a_head_is_not_noted_once_the_journal_has_gone_to_another(
 
 def before_noting(change, monkeypatch):
     """Change etcd right before a broker writes its head there."""
-    written = leaving.write_head
+    written = handover.write_head
 
     async def write_later(*arguments, **options):
-        monkeypatch.setattr(leaving, "write_head", written)
+        monkeypatch.setattr(handover, "write_head", written)
         await change()
         return await written(*arguments, **options)
 
-    monkeypatch.setattr(leaving, "write_head", write_later)
+    monkeypatch.setattr(handover, "write_head", write_later)
 
 
 async def test_a_head_that_is_noted_already_is_not_taken_back(cluster):

@@ -12,7 +12,7 @@ from away_store import JOURNAL, ZONES, handed_over, hold_back, refused, spec, st
 from grpc import StatusCode, aio
 
 from gazette_platform.broker import context as broker_context
-from gazette_platform.broker.journal import gaps, storing
+from gazette_platform.broker.journal import gaps
 from gazette_platform.broker.journal.pulses import Pulses
 from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.broker.spool.journal_spool import JournalSpool
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 async def test_a_flush_waits_for_a_broker_that_had_the_journal_before(
     cluster, tasks, monkeypatch, ask_timeout_s
 ):
-    monkeypatch.setattr(storing, "_ASK_TIMEOUT_S", ask_timeout_s)
+    monkeypatch.setattr(gaps, "_ASK_TIMEOUT_S", ask_timeout_s)
     second, back, draining = await handed_over(cluster, tasks)
     async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
         await client.append(JOURNAL, b"here")
@@ -103,7 +103,7 @@ async def test_flush_hears_from_a_replica_of_fragments_that_it_is_closing(cluste
     await primary.close_fragment()
     await eventually(lambda: other.spool.digester is not closing)
     asking = brokers[replicas.index(primary)]._context
-    assert await storing.ask_other(asking, JOURNAL, asked._context.process_id)
+    assert await gaps.ask_other(asking, JOURNAL, asked._context.process_id)
     assert flushed == [[]]
     assert stored(cluster) == b"content"
 

@@ -20,7 +20,7 @@ from grpc import aio
 from raw_protobuf import blob, decode, number, only
 
 from gazette_platform.keyspace import item_key
-from gazette_platform.serving.grpc_channel import CALL_ERRORS
+from gazette_platform.serving.grpc_transport import CALL_ERRORS
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

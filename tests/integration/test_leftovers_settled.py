@@ -27,8 +27,8 @@ from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
 from gazette_platform.broker.etcd_records import (
     delete_record,
     has_foreign_members,
-    held_journals,
     history_key,
+    journal_holders,
     own_member_key,
     own_members_prefix,
     read_own_members,
@@ -630,5 +630,5 @@ async def test_journals_that_wait_for_a_holder_are_not_held(etcd, etcd_prefix):
     for name, is_wanted in (("held", False), ("waits", True), ("not asked for", False)):
         record = EpochRecord(REVISION, 1, (ELSEWHERE,), is_wanted=is_wanted)
         assert await write_record(etcd, etcd_prefix, name, record, 0)
-    found = await held_journals(etcd, etcd_prefix, ["held", "waits", "none"])
+    found = await journal_holders(etcd, etcd_prefix, ["held", "waits", "none"])
     assert found == {"held": {ELSEWHERE.tenure}}

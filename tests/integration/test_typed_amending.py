@@ -11,7 +11,7 @@ from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import (
     GazetteError,
     LakeError,
-    TypedFenced,
+    TableFenced,
 )
 from gazette_platform.lake.iceberg.publishing import summary_of
 from gazette_platform.lake.spec.typed.columns import TypedColumn
@@ -139,7 +139,7 @@ def test_amendments_that_took_so_long_that_their_files_may_be_gone_are_given_up(
     )
     for name in world.logs:
         world.append(name, ("out",))
-    with pytest.raises(TypedFenced, match="took 13 h to be made"):
+    with pytest.raises(TableFenced, match="took 13 h to be made"):
         BackfillRunner(late, LocalWorkers(), world.client, clock=clock).run(
             spec(), world.raw, everything(world)
         )
@@ -241,7 +241,7 @@ def test_reprocessing_goes_on_top_of_runs_and_not_of_one_who_took_the_records(wo
         world.outcomes[place] = False
     world.check()
     other = lambda: world.reprocess(spec())  # noqa: E731
-    with pytest.raises(TypedFenced, match="changed by others"):
+    with pytest.raises(TableFenced, match="changed by others"):
         world.reprocess(spec(), None, Interrupted(world.tables, [other]))
     world.check()
 
@@ -270,7 +270,7 @@ def test_backfill_is_put_into_no_table_that_is_made_again_meanwhile(world):
         runner = TypedRunner(world.tables, LocalWorkers(), world.client)
         runner.run(spec(), world.raw, limits=Limits(task_bytes=1, tasks_max=2))
 
-    with pytest.raises(TypedFenced, match="dropped and recreated"):
+    with pytest.raises(TableFenced, match="dropped and recreated"):
         world.backfill(spec(), {one: [(0, 1 << 20)]}, tables=Interrupted(world.tables, [made_anew]))
     world.run(spec())
     assert world.places(NAME) == rows

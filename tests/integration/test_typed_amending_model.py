@@ -9,7 +9,7 @@ import pytest
 from typed_amendments import NAME, QUARANTINE, Interrupted, Journals, everything, filled, spec
 
 from gazette_platform import Client, ClientConfig
-from gazette_platform.errors import TypedFenced
+from gazette_platform.errors import TableFenced
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined
 
 pytestmark = pytest.mark.etcd
@@ -111,7 +111,7 @@ def test_each_message_exists_once_whatever_is_done_and_whoever_dies(make, seed):
     for _ in range(12):
         try:
             step(world, draw, held_up(world, draw))
-        except (TypedFenced, _Died):
+        except (TableFenced, _Died):
             continue
         finally:
             world.look()

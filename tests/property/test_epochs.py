@@ -14,16 +14,16 @@ from gazette_platform.broker.epochs import (
     Doubled,
     EpochRecord,
     GoOn,
-    Held,
     Holder,
     Past,
     Released,
-    Standing,
+    TenureStatus,
+    Unchanged,
     claim,
     noted,
     release,
     settled,
-    standing,
+    tenure_status,
 )
 from gazette_platform.protocol import LabelSet, ProcessId
 
@@ -44,7 +44,7 @@ def claimed(record, *holders, end=100, **options):
 
 
 def standing_of(record, holder):
-    return standing(record, holder.tenure, create_revision=REVISION, journal_revision=REVISION)
+    return tenure_status(record, holder.tenure, create_revision=REVISION, journal_revision=REVISION)
 
 
 def released(record, holder, head):
@@ -52,8 +52,8 @@ def released(record, holder, head):
 
 
 def test_holders_go_on_as_they_are():
-    assert claimed(record_of(A, B), A, B) == Held()
-    assert claimed(record_of(A, B), B, A) == Held()
+    assert claimed(record_of(A, B), A, B) == Unchanged()
+    assert claimed(record_of(A, B), B, A) == Unchanged()
     wanted = record_of(A, B, is_wanted=True)
     assert claimed(wanted, A, B) == Claim(record_of(A, B))
 
@@ -102,7 +102,7 @@ def test_noted_head_needs_no_holder_while_record_covers_it():
 def test_what_was_let_go_of_stays_in_the_record_until_content_follows():
     record = claimed(released(record_of(A), A, 70), B, end=70).record
     assert record.released == Released(70, REGISTERS)
-    assert claimed(record, B, end=70) == Held()
+    assert claimed(record, B, end=70) == Unchanged()
 
     def note(tenure, head):
         return noted(record, tenure, create_revision=REVISION, head=head, registers=NOTHING)
@@ -126,7 +126,7 @@ def test_new_journal_has_no_former_holders():
     assert claimed(None, A) == Claim(EpochRecord(REVISION, 1, (A,)))
     former = EpochRecord(REVISION - 1, 5, (B,), past=(Past((C,), 9),))
     assert claimed(former, A) == Claim(EpochRecord(REVISION, 6, (A,)))
-    assert standing_of(former, B) == Standing(is_holder=False)
+    assert standing_of(former, B) == TenureStatus(is_holder=False)
 
 
 def test_what_was_let_go_of_goes_on_at_its_head():
@@ -151,7 +151,7 @@ def test_of_those_who_let_go_the_one_with_most_counts():
     assert (more.released.head, more.past) == (90, (Past((A, B), 90),))
     gone_on = claimed(record, C, end=70).record
     assert released(gone_on, B, 90) is None
-    assert standing_of(gone_on, B) == Standing(is_holder=False, valid_to=70)
+    assert standing_of(gone_on, B) == TenureStatus(is_holder=False, valid_to=70)
 
 
 def test_latest_epoch_of_a_tenure_says_what_is_valid():
@@ -169,7 +169,7 @@ def test_past_holder_is_known_however_many_epochs_go_by():
     for end in range(1, 100):
         record = claimed(record, *record.holders, Holder(f"x{end}", B.process), end=end).record
         record = claimed(record, Holder(f"x{end}", B.process), end=end).record
-    assert standing_of(record, A) == Standing(is_holder=False, valid_to=1)
+    assert standing_of(record, A) == TenureStatus(is_holder=False, valid_to=1)
 
 
 def test_tenure_that_goes_on_is_in_one_past_epoch():
@@ -225,12 +225,12 @@ def test_brokers_that_keep_nothing_leave_no_holder():
     def shared(record):
         return claim(record, create_revision=REVISION, holders=None, end=100)
 
-    assert shared(None) == Held()
+    assert shared(None) == Unchanged()
     for record in (record_of(A), released(record_of(A), A, 100)):
         after = shared(record).record
         assert (after.holders, after.released, after.past[-1].end) == ((), None, 100)
-        assert standing_of(after, A) == Standing(is_holder=False, valid_to=100)
-        assert shared(after) == Held()
+        assert standing_of(after, A) == TenureStatus(is_holder=False, valid_to=100)
+        assert shared(after) == Unchanged()
         assert claimed(after, B, end=0).record.holders == (B,)
     # What was let go of is stored: they go on after it, as everybody does.
     assert shared(released(record_of(A), A, 101)) == GoOn(101, REGISTERS)
@@ -245,13 +245,13 @@ def test_standing_needs_the_same_journal():
         (8, 8),
     ):
         for one in (A, B):
-            assert standing(
+            assert tenure_status(
                 record,
                 one.tenure,
                 create_revision=create_revision,
                 journal_revision=journal_revision,
-            ) == Standing(is_holder=False)
-    assert standing_of(None, A) == Standing(is_holder=False)
+            ) == TenureStatus(is_holder=False)
+    assert standing_of(None, A) == TenureStatus(is_holder=False)
 
 
 names = st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=6)

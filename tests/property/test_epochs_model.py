@@ -17,14 +17,14 @@ from gazette_platform.broker.epochs import (
     Claim,
     EpochRecord,
     GoOn,
-    Held,
     Holder,
+    Unchanged,
     announce,
     claim,
     noted,
     release,
     settled,
-    standing,
+    tenure_status,
 )
 from gazette_platform.broker.spool.verdicts import Evidence, Todo, Verdict, decide, heir
 from gazette_platform.protocol import LabelSet, ProcessId
@@ -124,8 +124,8 @@ class Journal(RuleBasedStateMachine):
         self.record, self.mod = record, self.mod + 1
         return True
 
-    def standing(self, tenure: Tenure):
-        return standing(
+    def tenure_status(self, tenure: Tenure):
+        return tenure_status(
             self.record, tenure.holder.tenure, create_revision=REVISION, journal_revision=REVISION
         )
 
@@ -224,7 +224,7 @@ class Journal(RuleBasedStateMachine):
     def plan_claim(self):
         """Read the record, and decide; it is written later, or never."""
         decision = self.decide()
-        if isinstance(decision, Held):
+        if isinstance(decision, Unchanged):
             self.is_claimed = True
         elif isinstance(decision, GoOn):
             self.sync(decision.head, decision.registers)
@@ -348,7 +348,7 @@ class Journal(RuleBasedStateMachine):
         if broker is None or broker not in self.route or not self.can_append():
             return
         tenure = broker.replica
-        assert self.standing(tenure).is_holder
+        assert self.tenure_status(tenure).is_holder
         self.persist(tenure, tenure.end)
         if notes_head:
             self.noted = tenure.end
@@ -510,7 +510,7 @@ class Journal(RuleBasedStateMachine):
             self.acked = {o: value for o, value in self.acked.items() if o < end}
             self.registers = self.members[0].registers
             assert self.swap(decision.record, self.mod)
-        assert isinstance(decision, Claim | Held)
+        assert isinstance(decision, Claim | Unchanged)
         self.is_claimed = True
 
     # ----------------------------------------------------------------------------- invariants
@@ -521,7 +521,7 @@ class Journal(RuleBasedStateMachine):
         for one in self.tenures:
             if one.is_lost or one.is_torn or not self.is_there(one):
                 continue
-            stands = self.standing(one)
+            stands = self.tenure_status(one)
             to = one.end if stands.is_holder else stands.valid_to
             for begin, values in one.spans:
                 end = begin + len(values)
@@ -551,7 +551,7 @@ class Journal(RuleBasedStateMachine):
         for one in self.tenures:
             if one.is_lost or not self.is_there(one):
                 continue
-            stands = self.standing(one)
+            stands = self.tenure_status(one)
             to = min(stands.valid_to, one.end)
             for begin, values in one.spans:
                 for offset, value in enumerate(values, begin):

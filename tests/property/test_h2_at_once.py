@@ -7,7 +7,7 @@ import asyncio
 from http2_bench import START, frames_of, headers, message
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.serving.h2.call import method_of
 from gazette_platform.serving.h2.frames import (
     DATA,

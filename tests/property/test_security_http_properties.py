@@ -7,8 +7,8 @@ import string
 
 from hypothesis import given, strategies as st
 
-from gazette_platform.broker.http.gateway import EventStream
-from gazette_platform.broker.http.messages import ReadQuery
+from gazette_platform.broker.api.gateway import EventStream
+from gazette_platform.broker.api.gateway_messages import ReadQuery
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import Label, LabelSelector, LabelSet
 from gazette_platform.protocol.auth import Claims, KeyRing, Unauthenticated

@@ -65,7 +65,7 @@ _LOG_TAIL = 3000
 _LACKING = 0.3
 _COLUMNS = (("n", "bigint"), ("k", "string"), ("at", "timestamptz"))
 # What a life may fail by: a neighbour that answers wrongly, or another life that was first.
-_EXPECTED = {"TypedFenced", "LakeError", "TransportError", "StoreUnavailable"}
+_EXPECTED = {"TableFenced", "LakeError", "TransportError", "StoreUnavailable"}
 
 
 @dataclass

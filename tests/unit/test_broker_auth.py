@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import ClientConfig
+from gazette_platform.client.wire import Authorizer
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import LabelSelector
@@ -123,7 +123,7 @@ def test_tokens_of_different_journals_and_capabilities_are_different():
 
 
 def test_a_client_keeps_a_bounded_number_of_tokens(monkeypatch):
-    monkeypatch.setattr("gazette_platform.client.auth._TOKENS_MAX", 2)
+    monkeypatch.setattr("gazette_platform.client.wire._TOKENS_MAX", 2)
     authorizer = Authorizer(ClientConfig(auth_keys=ONE), ManualClock())
     first = authorizer.metadata(Capability.READ, "a/one")
     second = authorizer.metadata(Capability.READ, "a/two")

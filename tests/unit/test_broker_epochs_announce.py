@@ -18,7 +18,7 @@ from gazette_platform.broker.epochs import (
     claim,
     release,
     save,
-    standing,
+    tenure_status,
 )
 from gazette_platform.broker.etcd_records import epoch_key, epochs_prefix
 from gazette_platform.protocol import LabelSet, ProcessId
@@ -46,7 +46,7 @@ def test_broker_released_by_an_operator_goes_on_after_it():
     decision = claimed(record, OTHER, end=70, is_reset=True)
     assert isinstance(decision, Claim)
     assert (decision.record.holders, decision.record.released) == ((OTHER,), record.released)
-    stands = standing(decision.record, A.tenure, create_revision=7, journal_revision=7)
+    stands = tenure_status(decision.record, A.tenure, create_revision=7, journal_revision=7)
     assert stands.valid_to == 70
 
 

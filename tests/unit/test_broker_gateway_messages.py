@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.broker.http.gateway import EventStream
-from gazette_platform.broker.http.messages import (
+from gazette_platform.broker.api.gateway import EventStream
+from gazette_platform.broker.api.gateway_messages import (
     ReadQuery,
     append_headers,
     content_range,
@@ -176,7 +176,7 @@ def test_the_end_of_a_stream_gives_what_is_left_only_if_no_more_will_come():
 
 
 def test_a_line_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr("gazette_platform.broker.http.gateway._LINE_BYTES_MAX", 10)
+    monkeypatch.setattr("gazette_platform.broker.api.gateway._LINE_BYTES_MAX", 10)
     stream = EventStream(5)
     assert [*stream.feed(b"ab\n12345")] == [b"id: 8\ndata: ab\n\n"]
     with pytest.raises(DataError, match="a line at offset 8 is over 10 bytes"):

@@ -10,9 +10,9 @@ import pytest
 from grpc import aio
 from grpc._cython import cygrpc
 
-from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.errors import SetupError
-from gazette_platform.serving.grpc_server import GrpcServer, _handled, _Stream
+from gazette_platform.serving.grpc_transport import GrpcServer, _handled, _Stream
 from gazette_platform.serving.interface import Code, RpcFailed
 
 

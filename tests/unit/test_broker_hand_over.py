@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gazette_platform.allocator import DrainStatus, member
-from gazette_platform.broker.crash.leaving import say_leaving, wait_handed_over
+from gazette_platform.broker.crash.handover import say_leaving, wait_handed_over
 from gazette_platform.errors import EtcdError
 from gazette_platform.ops.clock import SystemClock
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gazette_platform.broker.journal.readiness import wait_healthy
+from gazette_platform.broker.journal.claims import wait_healthy
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.tasks import TaskGroup

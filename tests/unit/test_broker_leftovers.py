@@ -58,7 +58,7 @@ async def test_while_etcd_is_away_they_stay_and_no_fault_is_reported(tmp_path, m
     async def read(*_):
         raise EtcdError("cannot reach etcd")
 
-    monkeypatch.setattr(leftovers_module, "held_journals", read)
+    monkeypatch.setattr(leftovers_module, "journal_holders", read)
     faults = Faults()
     leftovers = leftovers_in(tmp_path, faults)
     for number in range(20):

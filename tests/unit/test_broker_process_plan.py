@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.processes import configs_of, process_count
+from gazette_platform.broker.config import BrokerConfig, configs_of, process_count
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.process import usable_cores
 

@@ -9,7 +9,7 @@ from grpc import aio
 from grpc._cython import cygrpc
 
 from gazette_platform.broker.peers import Sender
-from gazette_platform.serving.grpc_channel import GrpcCall
+from gazette_platform.serving.grpc_transport import GrpcCall
 from gazette_platform.serving.interface import Code, RpcFailed
 
 

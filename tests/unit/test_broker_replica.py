@@ -17,10 +17,10 @@ import pytest
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Pending, content_sum
 from gazette_platform.broker.config import FsyncMode
-from gazette_platform.broker.journal import pulses as pulses_module, readiness
+from gazette_platform.broker.context import BrokerMetrics
+from gazette_platform.broker.journal import claims, pulses as pulses_module
 from gazette_platform.broker.journal.pulses import FLUSH_RETRY_S
 from gazette_platform.broker.journal.replica import Replica
-from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.spool.files import DiskPace
 from gazette_platform.broker.spool.home import Owner, SpoolHome, boot_id
 from gazette_platform.errors import StoreUnavailable
@@ -393,7 +393,7 @@ async def test_fs16_appends_wait_no_longer_once_a_store_has_failed_for_long(benc
 async def test_fs16_appends_wait_for_a_store_that_does_not_answer_for_a_bounded_time(bench):
     """Its first check may take longer than any caller waits."""
     bench.store.set(StoreUnavailable("no answer yet"), checks=0)
-    bench.clock.advance(readiness._UNHEALTHY_S)
+    bench.clock.advance(claims._UNHEALTHY_S)
     async with asyncio.timeout(5):
         assert (
             await bench.replica.wait_ready() == "fragment store file:/// unhealthy: no answer yet"

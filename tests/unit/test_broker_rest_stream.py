@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from gazette_platform.broker.http.gateway import RestGateway
+from gazette_platform.broker.api.gateway import RestGateway
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.http_server import Origins
 from gazette_platform.serving.interface import Code, RpcFailed

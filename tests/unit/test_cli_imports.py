@@ -33,6 +33,7 @@ NOT_FOR_A_QUERY = (
     "gazette_platform.cli.gazctl.journals.list",
     "gazette_platform.cli.gazctl.journals.read",
     "gazette_platform.hive",
+    "gazette_platform.lake.inference.infer",
     "gazette_platform.lake.raw.registration",
     "gazette_platform.lake.raw.repair",
     "gazette_platform.stores",
@@ -89,5 +90,5 @@ def test_a_query_imports_nothing_that_it_does_not_need(tmp_path):
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     loaded = set(ended.stdout.split())
-    assert {"duckdb", "pyarrow.dataset", "gazette_platform.lake.engines.duckdb.rows"} <= loaded
+    assert {"duckdb", "pyarrow.dataset", "gazette_platform.lake.reading.rows"} <= loaded
     assert loaded.isdisjoint(NOT_FOR_A_QUERY), loaded & set(NOT_FOR_A_QUERY)

@@ -7,8 +7,8 @@ import pytest
 
 from gazette_platform.cli.gazctl.connection import CONNECTION_VARIABLES
 from gazette_platform.client import ClientConfig
-from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import VARIABLES
+from gazette_platform.client.wire import Authorizer
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import LabelSelector

@@ -15,6 +15,7 @@ from h2_server_bench import Bench
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
 from gazette_platform.errors import CallFailed, SetupError, TransportError, ValidationError
+from gazette_platform.serving.h2.frames import SETTINGS, frame
 from gazette_platform.serving.interface import Condition
 from gazette_platform.serving.tls import TlsMaterial
 from gazette_platform.testing.certificates import CertificateAuthority
@@ -266,6 +267,25 @@ async def test_broker_that_falls_silent_is_given_up(broker, between):
         with pytest.raises(TransportError, match="ping timeout"):
             await anext(reader)
         await reader.aclose()
+
+
+async def test_broker_that_is_silent_after_its_settings_is_reported():
+    async def greet(_reader, writer):
+        writer.write(frame(SETTINGS, 0, 0))
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    try:
+        address = "http://{}:{}".format(*server.sockets[0].getsockname())
+        async with client_of(address, connect_timeout_s=1.0) as client, asyncio.timeout(patient(5)):
+            with pytest.raises(TransportError) as caught:
+                await client.list()
+    finally:
+        server.close()
+    assert str(caught.value).startswith(f"list of journals: broker {address} is not reachable: ")
+    assert "fell silent (does it hang, or is it overloaded? look at its log" in str(caught.value)
 
 
 async def test_calls_go_on_once_the_broker_is_back(broker, between):

@@ -15,7 +15,7 @@ from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import JournalChange, JournalSpec, ProcessId, Route
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import ASK_AGAIN, CANNOT_REACH, DROPPED, Code, RpcFailed
-from gazette_platform.serving.proxies import Proxy
+from gazette_platform.serving.sockets import Proxy
 from tests.benches.fake_broker import FakeBroker, Fault
 
 JOURNAL = "a/journal"

@@ -195,7 +195,7 @@ def test_each_of_several_sensors_names_the_tables_that_it_fills(settings):
     (Path(settings.tables) / "other.yaml").write_text(
         "{name: s.other, selector: name=a, format: json, columns: [{name: id, type: int}]}"
     )
-    repository = build_definitions(replace(settings, sensor_shards=4)).get_repository_def()
+    repository = build_definitions(replace(settings, fragment_sensors=4)).get_repository_def()
     fills = [
         key.to_user_string()
         for s in repository.sensor_defs

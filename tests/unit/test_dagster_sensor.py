@@ -34,11 +34,11 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw.accounting import partition_accounts
+from gazette_platform.lake.raw.accounts import partition_accounts
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors.audits import AuditState, _is_outgrown
-from gazette_platform.sensors.cursor import SensorCursor, problem_digest, unpacked
-from gazette_platform.sensors.reports import InstanceTold
+from gazette_platform.sensors.cursor import SensorCursor, pack, problem_digest, unpacked
+from gazette_platform.sensors.events import InstanceTold
 
 pytestmark = pytest.mark.long
 
@@ -98,8 +98,8 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
         *("records", "told_at"),
     }
     assert cursor == {
-        "version": 2,
-        "tables": {"s.a": {"a/part=0": {"at": [45, 36, 1], "created": 41}}},
+        "version": 3,
+        "tables": {"s.a": {"a/part=0": [45, 36, 1, 41]}},
         "sweep": ["s.a", "", 0],
         "audited": "s.a",
         "problems": {"s.a": "ok"},
@@ -412,7 +412,7 @@ def test_spec_that_is_gone_is_forgotten(platform):
     platform.files.append("a/part=0", line(1))
     platform.write_spec("b")
     before = parts_of(platform.tick().cursor)["tables"]
-    assert before == {"s.a": {"a/part=0": {"at": [9, 0, 1], "created": 41}}, "s.b": {}}
+    assert before == {"s.a": {"a/part=0": [9, 0, 1, 41]}, "s.b": {}}
     (platform.tables / "a.yaml").write_text("name: [")  # broken for one tick
     assert parts_of(platform.tick().cursor)["tables"] == before
     (platform.tables / "a.yaml").unlink()
@@ -494,6 +494,10 @@ def test_overlap_turns_red_changes_the_view_and_turns_green_when_repaired(platfo
     assert all(passed(platform).values())
     assert event.partition == "05"
     assert event.metadata["files_moved"].value == event.metadata["rows_moved"].value == 1
+    # Its rows were in no account, so they are in no sum of events either.
+    assert event.metadata["rows_added"].value == event.metadata["fragments_added"].value == 0
+    assert event.description == "1 file that others cover was moved aside"
+    assert sum(numbers(platform.instance, "a")["05"]) == 2
     assert event.metadata["dagster/partition_row_count"].value == 2
     assert event.metadata["dagster/row_count"].value == 2
     assert event.metadata["moved"].value == [
@@ -648,6 +652,11 @@ def test_checks_can_be_executed(platform, tmp_path):
     assert "bytes [9, 18) are in no fragment" in checks["no_gap"].description
 
 
+def cursor_text(more):
+    """A cursor with other keys than a sensor writes."""
+    return json.dumps({"__class__": pack({**RegistrationCursor().to_json(), **more})})
+
+
 def test_cursor_keeps_problems_told():
     cursor = SensorCursor(
         RegistrationCursor({"s.a": {"a/part=0": JournalCursor(9, 3, ((1, 2),))}}),
@@ -661,13 +670,13 @@ def test_cursor_keeps_problems_told():
     assert problem_digest([]) == "ok"
     with pytest.raises(ValidationError, match="clear it in the Dagster UI"):
         SensorCursor.parse('{"version": 9}')
-    assert SensorCursor.parse('{"version":2,"tables":{},"sweep":3}') == SensorCursor()
+    assert SensorCursor.parse(cursor_text({"sweep": 3})) == SensorCursor()
     with pytest.raises(ValidationError, match="problems"):
-        SensorCursor.parse('{"version":1,"tables":{},"problems":3}')
+        SensorCursor.parse(cursor_text({"problems": 3}))
 
 
 def test_audits_of_another_release_restart():
-    text = '{"version":1,"tables":{},"audits":{"s.a":{"journal":"","offset":0,"findings":[[1]]}}}'
+    text = cursor_text({"audits": {"s.a": {"journal": "", "offset": 0, "findings": [[1]]}}})
     assert SensorCursor.parse(text).audits == {"s.a": AuditState()}
     state = AuditState(
         journal="j",
@@ -729,7 +738,7 @@ def test_what_dagster_was_told_is_looked_at_again_in_slices(platform, monkeypatc
         slices.append(list(keys))
         return partition_accounts(session, table, keys)
 
-    monkeypatch.setattr("gazette_platform.lake.raw.times.partition_accounts", accounts)
+    monkeypatch.setattr("gazette_platform.lake.raw.accounts.partition_accounts", accounts)
     monkeypatch.setattr("gazette_platform.sensors.reporting._LOOKED_MAX", 2)
     platform.write_spec("a")
     for hour in range(5):

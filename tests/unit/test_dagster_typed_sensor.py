@@ -21,13 +21,13 @@ from gazette_platform.assets.typed_events import quarantine_key, told_typed, typ
 from gazette_platform.errors import TransportError
 from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.iceberg.publishing import PROGRESS, publish_files
-from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.ranges import Hole, HoleKind
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
 from gazette_platform.lake.typed.runs.lag import Behind
 from gazette_platform.lake.typed.tables.progress import measures
 from gazette_platform.lake.typed.tables.quarantine import write_list
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
+from gazette_platform.lake.typed.tables.writing import data_file_of
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.typed import TypedPorts, run_typed_tick
 

@@ -18,7 +18,7 @@ from benchmarks.targets import (
     WIRE_TARGETS,
     judge,
 )
-from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.client import ClientConfig, ClientCounts
 from gazette_platform.consumer.process.replicas import ShardMetrics

@@ -22,7 +22,7 @@ from gazette_platform.serving.h2.frames import (
     goaway,
 )
 from gazette_platform.serving.h2.limits import PEER_LIMITS
-from gazette_platform.serving.interface import Code, Condition, Kind, RpcFailed
+from gazette_platform.serving.interface import FELL_SILENT, Code, Condition, Kind, RpcFailed
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.waiting import block_for, eventually, patient, turns
@@ -217,7 +217,10 @@ async def test_call_that_fails_at_once_lets_others_run(open_channel, free_port):
 
 
 class Mute:
-    """A server that accepts connections and says nothing, until it is to answer as another one does."""
+    """A server that accepts connections and says no more than a greeting, until it is to answer as another one does."""
+
+    def __init__(self, greeting=b""):
+        self.greeting = greeting
 
     async def __aenter__(self):
         self.met = 0
@@ -239,6 +242,7 @@ class Mute:
     async def meet(self, _reader, writer):
         self.met += 1
         self.writers.append(writer)
+        writer.write(self.greeting)
 
 
 async def test_channel_tries_again_after_a_peer_that_said_nothing(open_channel):
@@ -484,6 +488,17 @@ async def test_peer_that_falls_silent_is_given_up(ours, open_channel):
     connection.hold(is_held=True)
     code, text = await error_of(call.next())
     assert (code, text) == (Code.UNAVAILABLE, "ping timeout")
+
+
+@pytest.mark.parametrize("kind", [Kind.UNARY, Kind.BIDI_STREAM])
+async def test_peer_that_is_silent_after_its_settings_is_given_up(open_channel, kind):
+    async with Mute(greeting=frame(SETTINGS, 0, 0)) as mute:
+        channel = open_channel(mute.address, connect_s=0.3)
+        call = channel.call(path("Unary"), kind, request=b"abc" if kind is Kind.UNARY else None)
+        async with asyncio.timeout(patient(3)):
+            code, text = await error_of(call.next())
+        assert (code, text.endswith(FELL_SILENT)) == (Code.UNAVAILABLE, True)
+        assert not await channel.connected()
 
 
 async def test_peer_that_answers_pings_is_kept(ours, open_channel):

@@ -16,8 +16,14 @@ from gazette_platform.serving.h2.carrier import Deadlines
 from gazette_platform.serving.h2.client_machine import code_of, code_of_reset, read_answer
 from gazette_platform.serving.h2.frames import DATA, frame
 from gazette_platform.serving.h2.limits import UnreadBudget
-from gazette_platform.serving.h2.requests import Blocks, Malformed, Refusal, Requests, read_request
 from gazette_platform.serving.h2.responses import Status
+from gazette_platform.serving.h2.server_machine import (
+    Blocks,
+    Malformed,
+    Refusal,
+    Requests,
+    read_request,
+)
 from gazette_platform.serving.h2.stream import MessageRefused, inflate
 from gazette_platform.serving.interface import Code
 from gazette_platform.testing.waiting import eventually

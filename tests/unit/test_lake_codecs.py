@@ -52,7 +52,7 @@ class Lake:
     def audit(self, journal):
         with self.metastore.connect() as session:
             table = session.table("s", "events")
-            return self.auditor.audit(session, self.spec, table, journal)
+            return self.auditor.audit(session, table, journal)
 
 
 @pytest.fixture

@@ -178,7 +178,7 @@ def told(*events, partitions=(HOUR,)):
 
 def test_events_that_add_up_are_ok():
     assert told(FIRST, LAST).is_ok
-    moved = Told("0-45", 5, 3), Told("0-45", 3, None)
+    moved = Told("0-45", 5, 3), Told("0-45", 3, -2, is_repair=True)
     assert told(FIRST, *moved).is_ok
 
 

@@ -10,7 +10,7 @@ from lake_bench import FragmentFiles
 
 from gazette_platform.hive import CSV_ESCAPE
 from gazette_platform.lake.engines.ddl import MountedTable, create_statement
-from gazette_platform.lake.engines.duckdb import rows
+from gazette_platform.lake.reading import rows
 from gazette_platform.lake.spec.layout import Layout, partition_columns
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 

@@ -44,7 +44,7 @@ class Lake:
     def audit(self, **options):
         with self.metastore.connect() as session:
             table = session.table("s", "events")
-            return self.auditor.audit(session, self.spec, table, JOURNAL, **options)
+            return self.auditor.audit(session, table, JOURNAL, **options)
 
     def excluded(self, **options):
         return [

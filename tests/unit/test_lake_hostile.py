@@ -23,14 +23,14 @@ from gazette_platform.lake.engines.spark import parse_properties
 from gazette_platform.lake.engines.trino import TrinoSession
 from gazette_platform.lake.inference.infer import infer_spec
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.quarantine import Quarantine
+from gazette_platform.lake.raw.set_aside import SetAside
 from gazette_platform.lake.reading.values import JsonScanner
 from gazette_platform.lake.rollups.spec import parse_rollup, read_rollup_folder
 from gazette_platform.lake.spec.folder import read_spec_folder, specs_by_file
 from gazette_platform.lake.spec.layout import Layout
 from gazette_platform.lake.spec.table_spec import parse_table_spec, read_table_spec
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.cursor import SensorCursor, pack
 
 HEAD = "name: s.events\nselector: name:prefix=events/\nformat: json\n"
 GOOD = HEAD + "columns: [{name: id, type: bigint}]\n"
@@ -217,7 +217,7 @@ def test_a_cursor_that_is_none_says_how_to_reset_it(text):
 )
 def test_a_number_of_a_cursor_that_is_none_is_as_if_it_were_not_there(key, value):
     raw = {**SensorCursor().registered.to_json(), key: value}
-    assert SensorCursor.parse(json.dumps(raw)) == SensorCursor()
+    assert SensorCursor.parse(json.dumps({"__class__": pack(raw)})) == SensorCursor()
 
 
 def test_cursors_are_read_as_they_are_written():
@@ -283,8 +283,8 @@ def test_a_note_deeper_than_calls_may_be_hides_no_other(tmp_path):
     note_of = first.with_name(f".{first.name}.json")
     note_of.write_bytes(b"[" * 60_000)
     second.with_name(f".{second.name}.json").write_text('{"why": "b"}')
-    quarantine = Quarantine(files, StoreRoots(files.roots), SystemClock())
-    whys = [each.why for each in quarantine.files_aside(spec)]
+    work = SetAside(files, StoreRoots(files.roots), SystemClock())
+    whys = [each.why for each in work.files_aside(spec)]
     assert len(whys) == 2
     assert "cannot be read" in whys[0]
     assert whys[1] == "b"

@@ -22,8 +22,9 @@ from gazette_platform import FragmentListing
 from gazette_platform.client.read.extents import snapshot_of
 from gazette_platform.lake.engines.duckdb.dataset import TableDataset, prune, selected
 from gazette_platform.lake.engines.duckdb.reading import Piece
-from gazette_platform.lake.engines.duckdb.rows import arrow_type, fitted, parse_line, row_parser
 from gazette_platform.lake.engines.duckdb.snapshot import TableExtent, TableSnapshot
+from gazette_platform.lake.reading.arrow_types import arrow_type
+from gazette_platform.lake.reading.rows import fitted, parse_line, row_parser
 from gazette_platform.lake.spec.layout import PartitionColumn
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.spec.types import parse_type
@@ -250,6 +251,29 @@ def test_each_line_of_csv_is_a_row_whatever_its_quotes(content, expected):
     assert list(zip(v.to_pylist(), w.to_pylist(), strict=True)) == expected
     assert rows.cut(content + b'9,"') == len(content)
     assert rows.count(content) == len(rows.ends(content)) == len(expected)
+
+
+def test_byte_order_mark_is_part_of_a_csv_field_wherever_a_block_begins():
+    rows = row_parser(spec_of("string", "csv"))
+    marked = b"\xef\xbb\xbf1,a\n"
+    for content in (marked + b"2,b\n", b"2,b\n" + marked, marked + b'3,"open\n'):
+        (v,) = rows.columns(content, ["v"])
+        assert "\ufeff1" in v.to_pylist(), content
+
+
+def test_many_columns_are_read_as_few_are():
+    """More columns than msgspec reads go to Arrow."""
+    names = "abcdef"
+    listed = ", ".join(f"{{name: {name}, type: bigint}}" for name in names)
+    spec = parse_table_spec(f"{{name: a.b, selector: name=a, format: json, columns: [{listed}]}}")
+    content = b"".join(
+        json.dumps({name: at if at % 7 else str(at) for name in names}).encode() + b"\n"
+        for at in range(300)
+    )
+    rows = row_parser(spec)
+    whole = rows.columns(content, list(names))
+    assert whole == [rows.columns(content, [name])[0] for name in names]
+    assert whole[0].to_pylist() == list(range(300))
 
 
 SCHEMA = pa.schema(

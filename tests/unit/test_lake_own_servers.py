@@ -24,6 +24,7 @@ from gazette_platform.lake.engines.spark import (
     spark_configuration,
 )
 from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
+from gazette_platform.lake.iceberg.maintenance import maintenance_statements
 from gazette_platform.lake.raw.views import exact_view
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.engines import (
@@ -32,7 +33,6 @@ from gazette_platform.lake.rollups.engines import (
     create_staging,
     insert_staging,
 )
-from gazette_platform.lake.rollups.maintenance import maintenance_statements
 from gazette_platform.platform import tools
 from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.platform.platform import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.context import BrokerMetrics
 
 
 @pytest.fixture

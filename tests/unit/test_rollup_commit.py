@@ -1,8 +1,7 @@
 """Commits of rollups: whole or absent, and none by who comes late. On real Iceberg files."""
 
+import os
 import re
-import threading
-from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -13,7 +12,6 @@ import sqlglot
 from lake_bench import MemoryMetastore
 from msgspec import structs
 from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.expressions import visitors
 from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -25,14 +23,20 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DateType, LongType, NestedField, StringType
 from thrift.transport.TTransport import TTransportException
 
-from gazette_platform.errors import LakeError, RollupFenced
+from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.hive.thrift import ttypes
+from gazette_platform.lake.iceberg.maintenance import RETAINED_S, maintenance_statements
 from gazette_platform.lake.iceberg.metastore import IcebergTables
+from gazette_platform.lake.iceberg.publishing import COVERS, PROGRESS
 from gazette_platform.lake.rollups import Covers, RollupSpec, Seen, SliceCover
-from gazette_platform.lake.rollups.commit import Commit, commit
-from gazette_platform.lake.rollups.maintenance import maintain, maintenance_statements
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
-from gazette_platform.lake.rollups.stored_covers import COVERS, covers_path, read_covers
+from gazette_platform.lake.rollups.table import (
+    Commit,
+    commit,
+    covers_path,
+    maintain,
+    read_covers,
+)
 
 SPEC = RollupSpec(
     name="rollups.sums",
@@ -106,7 +110,8 @@ class Rollup:
         former = read_covers(self.tables, base)
         return Commit(
             spec=spec,
-            base=base,
+            base=base and base.metadata,
+            former=covers_path(base.metadata) if base else "",
             location=self.location,
             staging=self.stage(rows, **staged),
             replaced=made,
@@ -137,6 +142,14 @@ class Rollup:
         metadata = transaction.table_metadata
         assert self.tables.swap(loaded, self.tables.write_metadata(metadata, loaded.version + 1))
 
+    def roll_back(self, snapshot_id):
+        table = self.load()
+        refs = dict(table.metadata.refs)
+        refs["main"] = refs["main"].model_copy(update={"snapshot_id": snapshot_id})
+        update = {"current_snapshot_id": snapshot_id, "refs": refs}
+        path = self.tables.write_metadata(table.metadata.model_copy(update=update), 9)
+        assert self.tables.swap(table, path)
+
 
 @pytest.fixture
 def rollup(tmp_path):
@@ -163,7 +176,8 @@ def test_first_commit_makes_the_table(rollup):
     assert rollup.covered() == {"j/EWR": 20, "j/JFK": 10}
     table = rollup.load()
     assert table.slice_types() == {"origin": "string", "day": "date"}
-    assert table.version == 0
+    # One that makes the table, and one that fills it.
+    assert table.version == 1
     summary = table.snapshot.summary.additional_properties
     assert summary["gazette.offsets"] == "j/EWR 0-20; j/JFK 0-10"
     assert (summary["gazette.slices"], summary["gazette.slices-made"]) == ("2", "2")
@@ -184,29 +198,6 @@ def test_slices_are_replaced_as_a_whole_and_others_stay(rollup):
     assert len(rollup.load().metadata.snapshots) == 3
 
 
-def test_files_are_found_though_manifests_are_looked_at_side_by_side(rollup, monkeypatch):
-    """PyIceberg has one evaluator for all manifests, which remembers the one that it looks at."""
-    rollup.commit(rows((JFK, 1), (EWR, 3)), {JFK: 10, EWR: 20})
-    rollup.commit(rows((LGA, 6)), {LGA: 1})
-    both, visit, inside = threading.Barrier(2), visitors.visit, threading.local()
-
-    def visit_together(expression, visitor):
-        if isinstance(visitor, visitors._ManifestEvalVisitor) and not hasattr(inside, "is_so"):
-            with suppress(threading.BrokenBarrierError):
-                both.wait(0.5)
-            inside.is_so = True
-            try:
-                return visit(expression, visitor)
-            finally:
-                del inside.is_so
-        return visit(expression, visitor)
-
-    monkeypatch.setattr(visitors, "visit", visit_together)
-    rollup.commit(rows((LGA, 7)), {LGA: 2})
-    rollup.commit(rows((EWR, 4)), {EWR: 21})
-    assert rollup.rows() == [("EWR", 4), ("JFK", 1), ("LGA", 7)]
-
-
 def test_slices_are_dropped(rollup):
     rollup.commit(rows((JFK, 1), (EWR, 3)), {JFK: 10, EWR: 20})
     base = rollup.load()
@@ -215,7 +206,8 @@ def test_slices_are_dropped(rollup):
         rollup.tables,
         Commit(
             spec=SPEC,
-            base=base,
+            base=base.metadata,
+            former=covers_path(base.metadata),
             location=rollup.location,
             staging="",
             replaced=[EWR],
@@ -239,7 +231,7 @@ def test_who_comes_late_changes_nothing(rollup):
     rollup.commit(rows((JFK, 3)), {JFK: 30})
     location = rollup.load().metadata_location
     for late in (zombie, other):
-        with pytest.raises(RollupFenced, match=r"another run has committed to rollups\.sums"):
+        with pytest.raises(TableFenced, match=r"another run has committed to rollups\.sums"):
             commit(rollup.tables, late)
     assert rollup.load().metadata_location == location
     assert rollup.rows() == [("EWR", 1), ("JFK", 3)]
@@ -249,7 +241,7 @@ def test_who_comes_late_changes_nothing(rollup):
 def test_who_makes_the_table_late_changes_nothing(rollup):
     zombie = rollup.plan(rows((JFK, 1)), {JFK: 10})
     rollup.commit(rows((JFK, 2)), {JFK: 20})
-    with pytest.raises(RollupFenced):
+    with pytest.raises(TableFenced):
         commit(rollup.tables, zombie)
     assert rollup.rows() == [("JFK", 2)]
 
@@ -260,7 +252,7 @@ def test_a_table_that_others_made_meanwhile_is_left_alone(rollup):
     foreign = rollup.tables.load(STAGING_SCHEMA, rollup.stage(rows((EWR, 2))))
     location = foreign.metadata_location
     assert rollup.tables.create("rollups", "sums", foreign.metadata, location)
-    with pytest.raises(RollupFenced):
+    with pytest.raises(TableFenced):
         commit(rollup.tables, planned)
     assert rollup.load().metadata_location == location
 
@@ -280,7 +272,7 @@ def test_metastore_compares_for_who_was_held_up_between_looking_and_writing(roll
         alter(*arguments)
 
     monkeypatch.setattr(thrift, "alter_table_with_environment_context", frozen)
-    with pytest.raises(RollupFenced):
+    with pytest.raises(TableFenced):
         commit(rollup.tables, zombie)
     assert rollup.rows() == [("JFK", 3)]
     assert rollup.covered() == {"j/JFK": 30}
@@ -323,30 +315,52 @@ def test_maintenance_is_no_hindrance(rollup):
     assert rollup.covered() == {"j/EWR": 20, "j/JFK": 20}
 
 
-def test_covers_outlive_the_snapshot_that_said_them(rollup):
-    rollup.commit(rows((JFK, 1)), {JFK: 10})
-    rollup.by_engine(optimize)
+def expire(rollup):
+    """Remove all snapshots that no branch and no tag names, as engines do."""
     table = rollup.load()
-    newest = table.metadata.current_snapshot_id
-    expired = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id != newest]
-    metadata = update_table_metadata(table.metadata, (RemoveSnapshotsUpdate(snapshot_ids=expired),))
-    assert rollup.tables.swap(table, rollup.tables.write_metadata(metadata, 9))
-    assert len(rollup.load().metadata.snapshots) == 1
-    assert rollup.covered() == {"j/JFK": 10}
+    named = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    expired = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in named]
+    update = RemoveSnapshotsUpdate(snapshot_ids=expired)
+    metadata = update_table_metadata(table.metadata, (update,))
+    assert rollup.tables.swap(table, rollup.tables.write_metadata(metadata, table.version + 1))
+
+
+def test_covers_are_known_once_snapshots_expired(rollup):
+    rollup.commit(rows((EWR, 1)), {EWR: 10})
+    rollup.commit(rows((JFK, 1)), {JFK: 10})
+    tagged = rollup.load().metadata.refs[PROGRESS].snapshot_id
+    for _ in range(3):
+        rollup.by_engine(optimize)
+        expire(rollup)
+    table = rollup.load()
+    left = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+    assert left == {tagged, table.snapshot.snapshot_id}
+    assert table.snapshot.parent_snapshot_id is None
+    assert rollup.covered() == {"j/EWR": 10, "j/JFK": 10}
     rollup.commit(rows((JFK, 2)), {JFK: 20})
-    assert rollup.covered() == {"j/JFK": 20}
+    assert rollup.covered() == {"j/EWR": 10, "j/JFK": 20}
 
 
 def test_table_that_was_rolled_back_covers_what_it_did_then(rollup):
     rollup.commit(rows((JFK, 1)), {JFK: 10})
     first = rollup.load().metadata.current_snapshot_id
     rollup.commit(rows((JFK, 2)), {JFK: 20})
-    table = rollup.load()
-    refs = {"main": table.metadata.refs["main"].model_copy(update={"snapshot_id": first})}
-    metadata = table.metadata.model_copy(update={"current_snapshot_id": first, "refs": refs})
-    assert rollup.tables.swap(table, rollup.tables.write_metadata(metadata, 9))
+    rollup.roll_back(first)
     assert rollup.rows() == [("JFK", 1)]
     assert rollup.covered() == {"j/JFK": 10}
+    rollup.commit(rows((JFK, 3)), {JFK: 30})
+    assert (rollup.rows(), rollup.covered()) == ([("JFK", 3)], {"j/JFK": 30})
+
+
+def test_rollback_during_a_run_ends_the_run(rollup):
+    rollup.commit(rows((JFK, 1)), {JFK: 10})
+    first = rollup.load().metadata.current_snapshot_id
+    rollup.commit(rows((EWR, 1)), {EWR: 10})
+    planned = rollup.plan(rows((JFK, 2)), {JFK: 20})
+    rollup.roll_back(first)
+    with pytest.raises(TableFenced):
+        commit(rollup.tables, planned)
+    assert (rollup.rows(), rollup.covered()) == ([("JFK", 1)], {"j/JFK": 10})
 
 
 def test_other_tables_are_no_rollups(rollup):
@@ -483,8 +497,11 @@ def test_maintenance_statements_are_read_by_a_parser(dialect):
 def test_covers_of_expired_snapshots_are_removed_and_of_others_not(rollup):
     for n in range(3):
         rollup.commit(rows((JFK, n)), {JFK: n + 1})
-    folder = covers_path(rollup.load()).removeprefix("file://")
-    assert len(list(Path(folder).parent.iterdir())) == 3
+    folder = Path(covers_path(rollup.load().metadata).removeprefix("file://")).parent
+    (folder / "orphan.covers").touch()
+    for path in folder.iterdir():
+        os.utime(path, (1000, 1000))
+    assert len(list(folder.iterdir())) == 4
     asked = []
 
     def execute(sql):
@@ -492,20 +509,26 @@ def test_covers_of_expired_snapshots_are_removed_and_of_others_not(rollup):
         if "optimize" in sql:
             rollup.by_engine(optimize)
         if "expire_snapshots" in sql:
-            table = rollup.load()
-            newest = table.metadata.current_snapshot_id
-            expired = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id != newest]
-            update = RemoveSnapshotsUpdate(snapshot_ids=expired)
-            metadata = update_table_metadata(table.metadata, (update,))
-            assert rollup.tables.swap(table, rollup.tables.write_metadata(metadata, 20))
+            expire(rollup)
 
-    done = maintain(rollup.tables, "trino", execute, SPEC, now_s=0.0)
-    assert len(asked) == 3
-    assert (done.snapshots_before, done.snapshots, done.files, done.undeleted) == (3, 1, 1, ())
-    assert len(list(Path(folder).parent.iterdir())) == 1
-    assert rollup.covered() == {"j/JFK": 3}
-    rollup.commit(rows((JFK, 9)), {JFK: 9})
-    assert rollup.rows() == [("JFK", 9)]
+    def keep_up(now_s):
+        asked.clear()
+        done = maintain(rollup.tables, "trino", execute, SPEC, now_s=now_s)
+        assert len(asked) == 3
+        assert (done.files, done.undeleted) == (1, ())
+        assert len(list(folder.iterdir())) == 1
+        assert rollup.covered() == {"j/JFK": 3}
+        return done.snapshots_before, done.snapshots
+
+    at_s = rollup.load().snapshot.timestamp_ms / 1000
+    # Of the newest commit, and of what optimizing made of it.
+    assert keep_up(at_s + RETAINED_S / 2) == (3, 2)
+    planned = rollup.plan(rows((JFK, 9)), {JFK: 9})
+    # A commit that is old by now keeps its files no longer.
+    assert keep_up(at_s + RETAINED_S * 2) == (2, 1)
+    # And to a run that crosses it, this is maintenance.
+    commit(rollup.tables, planned)
+    assert (rollup.rows(), rollup.covered()) == ([("JFK", 9)], {"j/JFK": 9})
 
 
 def test_rollup_that_is_not_made_yet_is_left_alone(rollup):

@@ -16,9 +16,9 @@ from rollup_bench import SUMS, Lake, told
 
 from gazette_platform.assets.rollups import COMPLETE_CHECK, rollup_asset
 from gazette_platform.assets.source_marks import SOURCES_KEY, noted_mark, sources_mark
-from gazette_platform.errors import LakeError, RollupFenced
+from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.rollups import RollupSpec
-from gazette_platform.lake.rollups.stored_covers import read_covers
+from gazette_platform.lake.rollups.table import read_covers
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_two_runs_at_once_commit_once(lake):
         lake.runner().run(SUMS)
 
     lake.engine.before_commit = other_run
-    with pytest.raises(RollupFenced):
+    with pytest.raises(TableFenced):
         lake.run()
     covers = read_covers(lake.tables, lake.tables.load("rollups", "sums"))
     assert covers.offsets()["orders/shop=b"] == [(0, 18)]
@@ -259,11 +259,68 @@ def test_commit_between_two_batches_of_a_run_ends_it(lake):
         lake.engine.before_commit = other_run
 
     lake.engine.before_commit = after_first_batch
-    with pytest.raises(RollupFenced):
+    with pytest.raises(TableFenced):
         lake.run(slices_max=1)
     covers = read_covers(lake.tables, lake.tables.load("rollups", "sums"))
     assert covers.offsets() == {"orders/shop=a": [(0, 18)], "orders/shop=b": [(0, 9)]}
     assert lake.run().made == []
+
+
+class _Died(BaseException):
+    """The process was killed."""
+
+
+class _Mortal:
+    """A metastore at which a process is killed, at one of its changes: before it takes effect, or after."""
+
+    def __init__(self, thrift, at, *, takes_effect):
+        self._thrift, self._at, self._takes_effect = thrift, at, takes_effect
+        self._changes = 0
+
+    def __getattr__(self, name):
+        called = getattr(self._thrift, name)
+
+        def call(*arguments):
+            # To die at a look is to die after the change before it.
+            if name.startswith(("create_table", "alter_table", "drop_table", "lock")):
+                self._changes += 1
+                if self._changes == self._at and self._takes_effect:
+                    called(*arguments)
+            if self._changes >= self._at:
+                raise _Died(name)
+            return called(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize("takes_effect", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_run_that_dies_at_any_change_is_completed_by_the_next(tmp_path, is_first, takes_effect):
+    deaths = 0
+    for at in range(1, 100):
+        lake = Lake(tmp_path / str(at))
+        lake.publish(("a", 5), ("b", 5))
+        if not is_first:
+            lake.run()
+            lake.publish(("a", 5), ("c", 7))
+        thrift = lake.metastore.thrift
+        lake.metastore.thrift = _Mortal(thrift, at, takes_effect=takes_effect)
+        try:
+            lake.run(slices_max=1)
+        except _Died:
+            deaths += 1
+        else:
+            break
+        finally:
+            thrift._locks.clear()  # which end by themselves
+            lake.metastore.thrift = thrift
+        report = lake.run()
+        assert [row[:2] for row in lake.rows()] == [("a", 5), ("b", 5), ("c", 7)][: 3 - is_first]
+        ends = {name: spans[-1][1] for name, spans in report.covers.offsets().items()}
+        assert ends["orders/shop=a"] == (9 if is_first else 18)
+        assert len(ends) == 3 - is_first
+        assert lake.run().made == []
+    assert deaths >= 8
 
 
 def test_query_that_fails_leaves_no_staging_table_and_the_table_as_it_was(lake):

@@ -5,14 +5,14 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from dagster import AssetCheckKey, AssetKey, AssetMaterialization
+from dagster import AssetCheckKey, AssetKey
 from lake_world import FOLDER, SPEC, Steps, World
 
 from gazette_platform.assets.checks import KEEPS_UP_CHECK
 from gazette_platform.errors import LakeError, NoJournalPrimaryBroker
 from gazette_platform.lake import JournalCursor, Shrinker, StoreRoots
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.prunes.verdict import Break
+from gazette_platform.lake.raw.reconcile import Break
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import run_tick
 from gazette_platform.sensors.prunes import PrunePoint, RetentionState
@@ -357,42 +357,6 @@ def test_what_a_tick_shrank_and_could_not_tell_is_reported_in_turn(world, monkey
     world.check()
     (event,) = events(world)[told:]
     assert (event.partition, event.metadata["rows_added"].value) == ("05", -1)
-
-
-def test_what_was_pruned_before_an_upgrade_is_reported_under_the_new_key(world):
-    """Dagster has a partition a Hive partition from a former release."""
-    made = both(world, hours=("05", "06", "07"))
-    cursor, world.instance = world.cursor, world.new_instance()
-    for number, key in enumerate(
-        f"{part}/{hour}" for part in (0, 1) for hour in ("05", "06", "07")
-    ):
-        world.instance.add_dynamic_partitions("s.a", [key])
-        numbers = {"fragments": 2, "content_bytes": 18, "rows_added": 2}
-        counts = {"dagster/partition_row_count": 2, "dagster/row_count": 2 * number + 2}
-        world.instance.report_runless_asset_event(
-            AssetMaterialization(
-                AssetKey(["s", "a"]),
-                partition=key,
-                metadata=numbers | counts,
-                tags={"dagster/data_version": "0-18"},
-            )
-        )
-    world.cursor = cursor
-    for found in made.values():
-        for fragment in found["05"]:
-            world.prune(fragment, "05")
-    world.settle(quiet=6)
-    assert partitions(world) == ["06", "07"]
-    added = {}
-    for event in events(world):
-        rows = event.metadata["rows_added"].value
-        added[event.partition] = added.get(event.partition, 0) + rows
-    assert {key: rows for key, rows in added.items() if "/" not in key} == {
-        "05": -4,
-        "06": 0,
-        "07": 0,
-    }
-    assert events(world)[-1].metadata["dagster/row_count"].value == 8
 
 
 def test_state_round_trip_and_other_releases():

@@ -19,11 +19,10 @@ from gazette_platform.lake import (
 )
 from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.sensors.audits import AuditState, TableAudits
-from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.cursor import SensorCursor, following, in_turn
+from gazette_platform.sensors.events import InstanceTold
 from gazette_platform.sensors.fragments import TickPorts, run_tick
 from gazette_platform.sensors.prunes import Retention
-from gazette_platform.sensors.reports import InstanceTold
-from gazette_platform.sensors.tick import following, in_turn
 
 names = st.sets(st.text("abc", min_size=1, max_size=3), min_size=1).map(sorted)
 

@@ -24,10 +24,10 @@ from words_service import (
     add_words,
 )
 
-from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.testing.waiting import eventually, patient, turns
 

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from gazette_platform.ops.faults import Faults
-from gazette_platform.serving.process.departure import Departure
+from gazette_platform.serving.process import Departure
 from gazette_platform.testing.waiting import turns
 
 
@@ -50,7 +50,7 @@ async def test_a_hurry_ends_the_step_that_is_under_way(faults):
 
 
 async def test_a_step_after_a_hurry_has_a_second(faults, monkeypatch):
-    monkeypatch.setattr("gazette_platform.serving.process.departure._HURRY_S", 0.01)
+    monkeypatch.setattr("gazette_platform.serving.process._HURRY_S", 0.01)
     departure = Departure(faults)
     departure.hurry()
     for limit_s in (None, 60.0):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gazette_platform.serving.proxies import proxy_for
+from gazette_platform.serving.sockets import proxy_for
 
 PROXY = "http://proxy.corp:3128"
 FAR = "broker.example:8080"

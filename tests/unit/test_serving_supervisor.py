@@ -15,7 +15,6 @@ import pytest
 
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.serving.members import process
 from gazette_platform.serving.members.supervisor import Member, Supervision, Supervisor
 from gazette_platform.testing.waiting import eventually, patient
 
@@ -172,7 +171,7 @@ async def test_a_process_that_does_not_answer_is_left_out_of_the_page(tmp_path, 
     async with running(tmp_path, b"a", b"b") as supervisor:
         stopped = supervisor._running["m-1"]._popen
         os.kill(stopped.pid, signal.SIGSTOP)
-        monkeypatch.setattr(process, "_PAGE_S", 0.2)
+        monkeypatch.setattr("gazette_platform.serving.members.supervisor._PAGE_S", 0.2)
         status, page = await asked(supervisor, "metrics")
         assert (status, page.endswith("n_total 2.0\n")) == (200, True)
         os.kill(stopped.pid, signal.SIGCONT)

@@ -12,6 +12,7 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.types import FixedType, NestedField, TimeType
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.lake.reading.arrow_types import arrow_type
 from gazette_platform.lake.spec.types import (
     FORMATS,
     KEY_TYPES,
@@ -111,6 +112,7 @@ def test_type_is_called(text, iceberg, arrow, spark, trino):
     assert trino_name(kind) == trino
     assert str(iceberg_type(kind, count(1))) == iceberg
     assert arrow_schema(schema_of(text)).field("c").type.equals(arrow)
+    assert arrow_type(kind).equals(arrow), "what the parser makes"
     assert text_of(spec_type(iceberg_type(kind, count(1)))) == text.replace("json", "string")
 
 

@@ -9,7 +9,6 @@ from typed_world import JOURNAL, World, row
 
 from gazette_platform.lake.iceberg.publishing import publish_files
 from gazette_platform.lake.typed.checks.completeness import account, check_counts
-from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState, TypedState
 from gazette_platform.lake.typed.tables.quarantine import (
     begins_at,
@@ -18,6 +17,7 @@ from gazette_platform.lake.typed.tables.quarantine import (
     write_list,
 )
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
+from gazette_platform.lake.typed.tables.writing import data_file_of
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from lake_bench import MemoryMetastore
 from typed_files import write_rows
 from typed_world import JOURNAL, Held, publish, row, spec
 
-from gazette_platform.errors import TypedFenced
+from gazette_platform.errors import TableFenced
 from gazette_platform.lake.iceberg.catalog import MetastoreHandle, NewTable
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.iceberg.publishing import head_of, progress_of
@@ -75,23 +75,23 @@ def test_of_runs_from_one_start_one_is_published(handle, opened):
     def run(number):
         try:
             outcomes.append(publish(handle, table, [number]))
-        except TypedFenced as err:
+        except TableFenced as err:
             outcomes.append(err)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run, range(4)))
-    assert sum(isinstance(one, TypedFenced) for one in outcomes) == 3
+    assert sum(isinstance(one, TableFenced) for one in outcomes) == 3
     assert len(numbers(handle)) == 1
 
 
 def test_who_is_held_up_between_looking_and_committing_is_fenced(handle, opened):
     table = opened()
     held = Held(handle, lambda: publish(handle, table, [1]))
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         publish(held, table, [2])
     wider = spec(("n bigint", "k string", "more double"))
     table = opened()
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         open_table(Held(handle, lambda: publish(handle, table, [3])), wider, "")
     assert numbers(handle) == [1, 3]
 

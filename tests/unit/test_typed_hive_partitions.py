@@ -4,7 +4,7 @@ import pytest
 
 from gazette_platform.client import FragmentListing
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.raw.set_aside import ASIDE
+from gazette_platform.lake.spec.layout import ASIDE
 from gazette_platform.lake.spec.table_spec import Partition, TableSpec
 from gazette_platform.lake.typed.planning.row_ranges import fragments_of
 from gazette_platform.protocol import Fragment

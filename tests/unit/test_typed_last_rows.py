@@ -11,8 +11,8 @@ from typed_merges import merged
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.engines.duckdb.names import quoted
-from gazette_platform.lake.typed.files.sinks import CountedRows, RowSpool, SpooledRows
 from gazette_platform.lake.typed.planning.last_rows import view_of
+from gazette_platform.lake.typed.tables.writing import CountedRows, RowSpool, SpooledRows
 from gazette_platform.message.uuid import build_uuid
 
 SCHEMA = pa.schema(

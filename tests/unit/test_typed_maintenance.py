@@ -8,11 +8,10 @@ import pytest
 from typed_files import write_rows
 from typed_world import JOURNAL, Held, World, numbers, publish
 
-from gazette_platform.errors import TypedFenced, TypedRolledBack
+from gazette_platform.errors import TableFenced, TypedRolledBack
 from gazette_platform.lake.catalogs import TrinoCatalogs
-from gazette_platform.lake.iceberg.publishing import RUN, progress_of, summary_of
-from gazette_platform.lake.iceberg.side_files import QUARANTINE
-from gazette_platform.lake.rollups.maintenance import RETAINED_S
+from gazette_platform.lake.iceberg.maintenance import RETAINED_S
+from gazette_platform.lake.iceberg.publishing import QUARANTINE, RUN, progress_of, summary_of
 from gazette_platform.lake.typed.checks.maintenance import (
     ORPHANS_S,
     fence_before,
@@ -92,7 +91,7 @@ def test_who_was_held_up_for_longer_than_orphans_are_kept_is_refused(world):
     done = maintain_typed(handle, world.quarantine(), Engine(), now_s=now_s() + 2 * DAY_S)
     assert done.is_fenced
     # Its files are gone by now.
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         publish(handle, late, [2])
     _, after = world.open()
     assert after.state.digest == late.state.digest

@@ -8,7 +8,6 @@ from typed_world import JOURNAL, World, row
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg.publishing import publish_files
-from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
 from gazette_platform.lake.typed.tables.progress import (
     COMPLETE_AT,
@@ -19,6 +18,7 @@ from gazette_platform.lake.typed.tables.progress import (
     read_progress,
 )
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
+from gazette_platform.lake.typed.tables.writing import data_file_of
 from gazette_platform.ops.clock import SystemClock
 
 

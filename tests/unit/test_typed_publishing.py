@@ -22,11 +22,12 @@ from typed_world import JOURNAL, Held, World, numbers, publish, row, spec
 from gazette_platform.errors import (
     LakeError,
     SchemaMismatch,
-    TypedFenced,
+    TableFenced,
     TypedProgressGone,
     TypedRolledBack,
 )
 from gazette_platform.lake.iceberg.catalog import PinnedHandle
+from gazette_platform.lake.iceberg.maintenance import unnamed_files
 from gazette_platform.lake.iceberg.publishing import (
     PROGRESS,
     head_of,
@@ -36,18 +37,17 @@ from gazette_platform.lake.iceberg.publishing import (
     summary_of,
     updates_moving,
 )
-from gazette_platform.lake.iceberg.side_files import unnamed_files
 from gazette_platform.lake.spec.types import parse_partition
-from gazette_platform.lake.typed.files.writing import (
-    WrittenFile,
-    data_file_of,
-)
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )
 from gazette_platform.lake.typed.tables.table import open_table, write_state
+from gazette_platform.lake.typed.tables.writing import (
+    WrittenFile,
+    data_file_of,
+)
 
 pytestmark = pytest.mark.long
 
@@ -181,7 +181,7 @@ def test_of_runs_from_one_start_one_is_published(world):
         handle, table = runs[number]
         try:
             outcomes.append((number, publish(handle, table, [number], run=str(number))))
-        except TypedFenced as err:
+        except TableFenced as err:
             outcomes.append((number, str(err)))
 
     with ThreadPoolExecutor(len(runs)) as pool:
@@ -215,7 +215,7 @@ def test_zombie_is_fenced_whatever_has_expired(world):
         _, table = world.open()
         publish(handle, table, [n])
     expire_all_but(handle, head_of(handle.load().metadata))
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         publish(handle, zombie, [1])
     assert numbers(handle) == [1, 2]
 
@@ -263,7 +263,7 @@ def test_first_run_may_find_nothing(world):
 def test_held_up_between_looking_and_committing_it_is_fenced(world):
     handle, table = world.open()
     held = Held(handle, lambda: publish(world.handle(), table, [1], run="other"))
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         publish(held, table, [1], run="late")
     assert numbers(handle) == [1]
 
@@ -309,7 +309,7 @@ def test_publishing_by_other_partitions_than_the_table_has_is_fenced(world):
     handle, table = world.open()
     files = [data_file_of(write_rows(table.metadata, [row(1)]), table.metadata)]
     world.open(spec(partitions=(parse_partition("bucket(4, k)"),)))
-    with pytest.raises(TypedFenced, match="partitioned by spec 1"):
+    with pytest.raises(TableFenced, match="partitioned by spec 1"):
         publish_files(handle, None, files, "late", {})
 
 
@@ -399,7 +399,7 @@ def test_a_table_that_is_made_again_is_another_one(world):
     same = PinnedHandle(handle, table.metadata.table_uuid)
     world.catalogs[0].drop_table("typed.flights")
     _, again = world.open()
-    with pytest.raises(TypedFenced, match="dropped and recreated"):
+    with pytest.raises(TableFenced, match="dropped and recreated"):
         publish(same, table, [1])
     publish(handle, again, [1])
     assert numbers(handle) == [1]
@@ -502,7 +502,7 @@ def test_evolution_is_fenced(world):
     handle, table = world.open()
     other = lambda: publish(world.handle(), table, [1])  # noqa: E731
     wider = spec(("n bigint", "k string", "more double"))
-    with pytest.raises(TypedFenced, match="change its shape"):
+    with pytest.raises(TableFenced, match="change its shape"):
         open_table(Held(handle, other), wider, world.location())
     assert "more" not in handle.load().metadata.schema().column_names
     # Maintenance is not a hindrance, nor another who does the same.

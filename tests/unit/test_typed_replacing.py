@@ -13,7 +13,7 @@ from pyiceberg.manifest import FileFormat, ManifestEntryStatus
 from typed_files import delete_rows, write_rows
 from typed_world import JOURNAL, Held, World, numbers, publish, row, spec
 
-from gazette_platform.errors import LakeError, TypedFenced, TypedRefused
+from gazette_platform.errors import LakeError, TableFenced, TypedRefused
 from gazette_platform.lake.iceberg.publishing import (
     head_of,
     insisting,
@@ -21,13 +21,12 @@ from gazette_platform.lake.iceberg.publishing import (
     publish_files,
 )
 from gazette_platform.lake.spec.types import parse_partition
-from gazette_platform.lake.typed.files.stored_rows import FileRewriter
-from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.iceberg_types import new_schema
-from gazette_platform.lake.typed.tables.replacing import publish_replacing
+from gazette_platform.lake.typed.tables.replacing import FileRewriter, publish_replacing
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
+from gazette_platform.lake.typed.tables.writing import data_file_of
 
 pytestmark = pytest.mark.long
 
@@ -161,11 +160,11 @@ def test_it_is_fenced_as_any_publication(world):
     _, zombie = world.open()
     _, table = world.open()
     publish(handle, table, [], rows=[row(5)])
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         replace(handle, ranges((0, 9)), [1], start=zombie.start)
     assert numbers(handle) == [0, 1, 2, 5]
     held = Held(handle, lambda: publish(world.handle(), world.open()[1], [], rows=[row(6)]))
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         replace(held, ranges((0, 9)), [1])
     assert numbers(handle) == [0, 1, 2, 5, 6]
 
@@ -175,7 +174,7 @@ def test_files_that_are_parted_otherwise_by_now_are_fenced(world):
     loaded = handle.load()
     files = [data_file_of(write_rows(loaded.metadata, [row(1)]), loaded.metadata)]
     world.open(spec(partitions=(parse_partition("bucket(4, k)"),)))
-    with pytest.raises(TypedFenced, match="partitioned by spec 1"):
+    with pytest.raises(TableFenced, match="partitioned by spec 1"):
         publish_replacing(
             handle, progress_of(loaded.metadata), ranges((0, 9)), files, run="x", properties={}
         )
@@ -210,7 +209,7 @@ def test_files_are_rewritten_once_whoever_comes_between(world):
     before = files_of(handle)
     for attempt in range(3):
         held = Held(handle, lambda: publish(world.handle(), world.open()[1], [], rows=[row(20)]))
-        with pytest.raises(TypedFenced):
+        with pytest.raises(TableFenced):
             replace(held, removed, rewriter=rewriter, run=f"late {attempt}")
     replace(handle, removed, rewriter=rewriter)
     assert numbers(handle) == [0, 2, 3, 4, 4, 6, 9, 20, 20, 20]
@@ -275,8 +274,8 @@ def test_file_keeps_its_partition_though_new_ones_are_parted_otherwise(world):
 
 
 def test_large_files_are_read_and_written_in_pieces(world, monkeypatch):
-    monkeypatch.setattr("gazette_platform.lake.typed.files.stored_rows._BATCH_ROWS_MAX", 7)
-    monkeypatch.setattr("gazette_platform.lake.typed.files.stored_rows._GROUP_BYTES", 2000)
+    monkeypatch.setattr("gazette_platform.lake.typed.tables.stored_rows._BATCH_ROWS_MAX", 7)
+    monkeypatch.setattr("gazette_platform.lake.typed.tables.replacing._GROUP_BYTES", 2000)
     handle = filled(world, range(100))
     replace(handle, ranges((10, 30), (95, 200)))
     assert numbers(handle) == [*range(10), *range(30, 95)]

@@ -11,7 +11,7 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, SetPropertiesUpdate
 from typed_merges import PythonMerger, is_later, keyed, last_of, said, upsert
 from typed_world import JOURNAL, Held, World
 
-from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced, TypedRolledBack
+from gazette_platform.errors import LakeError, SchemaMismatch, TableFenced, TypedRolledBack
 from gazette_platform.lake.iceberg.publishing import RUN, head_of, progress_of, publish_staged
 from gazette_platform.lake.spec.typed.columns import ChangeOrder
 from gazette_platform.lake.typed.checks.completeness import check_counts
@@ -133,7 +133,7 @@ def test_of_runs_from_one_start_one_is_published(world):
         handle, table = runs[number]
         try:
             return upsert(handle, table, [said(1, str(number), 10 + number)], run=str(number))
-        except TypedFenced:
+        except TableFenced:
             return None
 
     with ThreadPoolExecutor(len(runs)) as pool:
@@ -146,12 +146,12 @@ def test_zombie_whose_merge_is_staged_late_is_fenced(world):
     handle, table = world.open(world.spec)
     other = lambda: upsert(world.handle(), table, [said(1, "new", 20)])  # noqa: E731
     merger = PythonMerger(handle, behind=[other])
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         upsert(handle, table, [said(1, "old", 10)], run="zombie", merger=merger)
     assert values(handle) == {(1, "new")}
     # What it has staged is never published, nor is it taken for what the zombie has published.
     staged = [s for s in handle.load().metadata.snapshots if s.summary[RUN] == "zombie"]
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         publish_staged(handle, None, staged[0].snapshot_id, "zombie")
 
 
@@ -253,7 +253,7 @@ def test_held_up_before_it_publishes_it_is_fenced(world):
     handle, table = world.open(world.spec)
     other = lambda: upsert(world.handle(), table, [said(1, "new", 20)])  # noqa: E731
     held = Held(handle, lambda: None, lambda: None, other)
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         upsert(held, table, [said(1, "old", 10)], merger=PythonMerger(handle))
     assert values(handle) == {(1, "new")}
 
@@ -475,7 +475,7 @@ def test_run_that_is_fenced_keeps_none_of_its_deletions(changed):
     _, handle = merge_changes(changed, alive(1, "a", 10))
     _, table = changed.open(changed.spec)
     merge_changes(changed, alive(2, "b", 20), run="other")
-    with pytest.raises(TypedFenced):
+    with pytest.raises(TableFenced):
         upsert(handle, table, [gone(1, 30)], changes=CHANGES)
     assert deletes_of(handle.load().metadata) is None
     assert values(handle) == {(1, "a"), (2, "b")}

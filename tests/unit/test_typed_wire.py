@@ -8,12 +8,12 @@ from gazette_platform.client import ClientConfig, FragmentListing
 from gazette_platform.client.read.extents import Extent
 from gazette_platform.errors import LakeError, OffsetJump, ValidationError
 from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.typed.files.writing import WrittenFile
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Done, Kind, Order
 from gazette_platform.lake.typed.planning.screening import Clocks, TaskSummary
 from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.jobs import Job, Output
+from gazette_platform.lake.typed.tables.writing import WrittenFile
 from gazette_platform.protocol import Fragment
 
 TASK = Task((Extent("j", 0, 100),), is_soft=True)

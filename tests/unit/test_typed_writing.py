@@ -17,13 +17,13 @@ from typed_world import World, row, spec
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg.publishing import publish_files
 from gazette_platform.lake.spec.types import parse_partition
-from gazette_platform.lake.typed.files.partition_values import RowParter
-from gazette_platform.lake.typed.files.writing import RowWriter, data_file_of
 from gazette_platform.lake.typed.schema.iceberg_types import (
     arrow_schema,
     new_partition_spec,
     new_schema,
 )
+from gazette_platform.lake.typed.tables.partition_values import RowParter
+from gazette_platform.lake.typed.tables.writing import RowWriter, data_file_of
 
 COLUMNS = (
     "n bigint", "k string", "small int", "price decimal(9,2)", "wide decimal(38,10)", "at timestamptz", "local timestamp",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.consumer.process.replicas import ConsumerMetrics
 from tools import gen_dashboards

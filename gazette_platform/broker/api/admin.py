@@ -10,8 +10,8 @@ from gazette_platform.broker.append.batch import Outcome
 from gazette_platform.broker.append.events import AppendRequest
 from gazette_platform.broker.etcd_records import savepoint_key, savepoints_prefix
 from gazette_platform.broker.journal.claims import HoldersAway
+from gazette_platform.broker.journal.gaps import ask_others, call_flush
 from gazette_platform.broker.journal.pulses import barrier
-from gazette_platform.broker.journal.storing import ask_others, call_flush
 from gazette_platform.broker.peers import PeerCall, PeerFailed, with_header
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put

@@ -10,8 +10,8 @@ from gazette_platform.broker.append.batch import Pending, content_sum
 from gazette_platform.broker.append.content import cost_of
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import Capability
+from gazette_platform.serving.calls import before_expiry
 from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.serving.outcome import before_expiry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.protocol.pb import protocol_pb2 as pb
     from gazette_platform.serving.auth import Authenticator
-    from gazette_platform.serving.call_metrics import Tally
+    from gazette_platform.serving.calls import Tally
     from gazette_platform.serving.interface import ContentSource, Metadata, Waiting
 
 

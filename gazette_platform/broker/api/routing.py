@@ -232,9 +232,9 @@ class Proxy:
 
         Raises: RpcFailed: etcd has no endpoint of it.
         """
-        route, meant = header.route, header.process_id
-        if meant is not None:
-            endpoint = route.endpoint_of(meant)
+        route, recipient = header.route, header.process_id
+        if recipient is not None:
+            endpoint = route.endpoint_of(recipient)
         else:
             endpoint = pick_endpoint(
                 route,
@@ -244,7 +244,7 @@ class Proxy:
                 leaves_zone=True,
             )
         if not endpoint:
-            who = f"broker {str(meant).strip()}" if meant is not None else "each replica"
+            who = f"broker {str(recipient).strip()}" if recipient is not None else "each replica"
             raise RpcFailed(
                 Code.UNAVAILABLE, f"{who} has no endpoint in etcd (it left, or is about to)"
             )

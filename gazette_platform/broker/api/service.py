@@ -16,14 +16,13 @@ from gazette_platform.broker.api.replicate import ReplicateApi
 from gazette_platform.broker.api.routing import Proxy
 from gazette_platform.protocol import HISTORY, Status
 from gazette_platform.protocol.auth import Capability
+from gazette_platform.serving.calls import before_expiry, failure_of
 from gazette_platform.serving.interface import Code, Kind, NotTaken, Rpc, RpcFailed
-from gazette_platform.serving.outcome import before_expiry, failure_of
 
 if TYPE_CHECKING:
-    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.context import BrokerContext, BrokerMetrics
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
-    from gazette_platform.broker.metrics import BrokerMetrics
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.interface import (
         BidiStream,

@@ -106,6 +106,8 @@ class Appender:
         self._queue.append(pending)
         if not self._running:
             self._running = True
+            # In the next turn of the loop: all appends that the same read brought are in the queue
+            # by then, and one batch takes them.
             asyncio.get_running_loop().call_soon(self._start)
 
     async def close(self) -> RecoveredTenure | None:
@@ -120,6 +122,7 @@ class Appender:
         self._planner.forget()
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
+        # A replica that hangs would otherwise keep the journal at a broker that leaves.
         self._replicator.retire()
         if self._running:
             await self._idle.wait()
@@ -134,6 +137,8 @@ class Appender:
         """
         if not self.is_idle:
             return False
+        # While appends are under way the planner rolls before the next one. A roll here would cut
+        # through a batch.
         spool = self._spool
         if spool.content_length and self._planner.is_due:
             self._planner.roll(spool.end)
@@ -152,13 +157,15 @@ class Appender:
         next answer.
         """
         batch: list[Pending] = []
-        replicator, is_held = self._replicator, False
+        replicator, is_waiting = self._replicator, False
         try:
             if self._tasks.is_closed:
                 self._refuse_all("this broker has stopped")
+            # A callback in place of a task: under load nearly every step waits here, and tasks with
+            # their turns of the loop made most of the system calls of a replicated append.
             elif replicator.has_peers and replicator.holds_back(self._waiting_bytes()):
                 replicator.once_answered(self._start)
-                is_held = True
+                is_waiting = True
             elif not replicator.has_peers or replicator.takes_at_once:
                 batch = self._plan()
                 if batch and self._commit_at_once(batch):
@@ -167,7 +174,7 @@ class Appender:
             batch = []
             self._fail_step(err, 0.0)
         finally:
-            if is_held:
+            if is_waiting:
                 pass
             elif batch or self._queue:
                 self._tasks.spawn(self._run(batch), name=f"append {self._journal.name}")
@@ -193,6 +200,8 @@ class Appender:
                 try:
                     await self._step(planned)
                 except Exception as err:  # noqa: BLE001  reported, and passed to callers
+                    # An error that every append meets, as of a broken disk, must not make this loop
+                    # spin.
                     pause_s = backoff_s(failures)
                     self._fail_step(err, pause_s)
                     await asyncio.sleep(pause_s)
@@ -220,6 +229,7 @@ class Appender:
         Replicas drop what they were sent, and are synced again.
         """
         journal = self._journal.name
+        # The head of the queue may be what raised. If it stayed, every step would fail by it again.
         if self._queue and self._queue[0] not in self._in_hand:
             self._in_hand.append(self._queue[0])
         if isinstance(error, RpcFailed):
@@ -240,6 +250,8 @@ class Appender:
 
     async def _hold_back(self) -> None:
         """Let appends wait for each other while replicas have enough to do: they go together then."""
+        # Here nothing is open at the replicas, so their streams can be replaced before their tokens
+        # expire.
         if self._replicator.is_old:
             await self._replicator.renew()
         while self._replicator.holds_back(self._waiting_bytes()):
@@ -266,8 +278,12 @@ class Appender:
         wait = pending.wait
         assert wait is not None
         if wait.is_content:
+            # It leaves the queue first: from now on it has the journal to itself, and ends by its
+            # own outcome.
             self._in_hand.append(self._queue.popleft())
             await wait.work()
+        # What waits for etcd or a store may wait for ever. The next primary decides about it, by
+        # newer state.
         elif self._closed:
             self._queue.popleft()
             pending.finish(not_ours())
@@ -301,6 +317,7 @@ class Appender:
                 chunks += pending.chunks
         spool, replicator = self._spool, self._replicator
         has_peers = replicator.has_peers
+        # Durable content waits for the disk itself, for milliseconds: never on the event loop.
         if spool.is_durable or not spool.takes_at_once(length, with_digest=has_peers):
             return False
         if has_peers and self._refusal() is not None:
@@ -309,6 +326,7 @@ class Appender:
         registers = batch[-1].registers
         assert registers is not None
         if length:
+            # If that fails, `_commit` writes again: it knows how to make room on a full disk.
             if not draft.write_at_once(chunks, length):
                 return False
             try:
@@ -332,6 +350,8 @@ class Appender:
         assert registers is not None
         spool, replicator = self._spool, self._replicator
         has_peers = replicator.has_peers
+        # With replicas this comes first, since they would have to drop what they were sent. With
+        # one replica it comes last, after the write.
         refusal = self._refusal()
         if has_peers and refusal is not None:
             self._refuse(batch, refusal)
@@ -339,6 +359,8 @@ class Appender:
         draft = spool.draft(with_digest=has_peers)
         if length:
             await spool.digester.below()
+            # Sent before it is written here, so that network and disk work at the same time.
+            # Neither copy counts before the proposal.
             if has_peers:
                 replicator.send(chunks, 0)
             try:
@@ -366,6 +388,8 @@ class Appender:
 
     def _settle(self, draft: Draft, registers: LabelSet, answer: Answers, *, appends: int) -> None:
         """Commit a draft that no other replica has to have."""
+        # No wait between this check and the commit. A lease that ran out during the write ends
+        # here: with one replica no other broker is asked, so none could refuse.
         refusal = self._refusal()
         if refusal is None:
             self._spool.commit(draft, registers, appends=appends)
@@ -425,6 +449,7 @@ class Appender:
         digest = hashlib.sha1(usedforsecurity=False)
         try:
             effect = await self._receive(pending, draft, digest, has_peers=has_peers)
+            # Without content it is a barrier, and the record says already what counts.
             if isinstance(effect, events.Commit) and draft.length:
                 await spool.keep(draft, effect.registers)
         except RpcFailed as err:
@@ -473,6 +498,7 @@ class Appender:
         """
         machine, stream = pending.machine, pending.stream
         assert stream is not None
+        # What was gathered before its turn precedes what is still to come.
         backlog = deque(pending.chunks)
         pending.chunks.clear()
         while True:
@@ -487,6 +513,8 @@ class Appender:
             if effect is not None:
                 return effect
             if has_peers:
+                # A stream has no end that we know of: it must not pile up in memory for one slow
+                # replica.
                 await self._replicator.room()
                 self._replicator.send([chunk], draft.length)
             await draft.write([chunk], len(chunk))

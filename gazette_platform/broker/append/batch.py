@@ -229,6 +229,8 @@ class Planner:
         if found is not None:
             found = self._found = self._on_top(found)
             return machine.join(found)
+        # All that the way to READY looks at changes only with etcd's revision, except replicas that
+        # fail, and the store's listing and health. Those are asked for each plan.
         is_known = journal.revision == self._known_at and self._replicator.is_synced
         if is_known and journal.is_ready:
             found = self._found = self._view()
@@ -263,6 +265,8 @@ class Planner:
         found, batch = self._found, self._batch
         if found is None or not batch or pending.next_effect is not None:
             return False
+        # The first fragment of a journal closes before its second append (see `preconditions`):
+        # there the end decides, and a repeat does not look at it.
         if pending.stream is not None or found.spool_begin == found.index_begin:
             return False
         if self._must_roll(found.spec, self._end, now_s=found.now_s):
@@ -336,6 +340,8 @@ class Planner:
             case events.WriteSuspend(suspend):
                 return Wait(lambda: self._suspend(pending, suspend))
             case events.Fail() | events.Rollback():
+                # Not before the appends have ended that it was checked on top of: they may still
+                # fail, and then this one has to be checked again.
                 if self._batch:
                     return _AFTER_BATCH
                 if not replicator.is_idle:
@@ -368,6 +374,7 @@ class Planner:
 
     def _found_ready(self) -> events.Event:
         view = self._view()
+        # Only if nothing changed in etcd on the way here may the appends after this one skip it.
         if self._resolved_at == self._journal.revision:
             self._known_at, self._found = self._resolved_at, view
         # The journal may have been deleted while the appends before it were written.
@@ -433,6 +440,7 @@ class Planner:
             async with asyncio.timeout(max(0.0, pending.wait_until - self._clock.monotonic())):
                 await self._journal.wait_revision(revision)
         except TimeoutError:
+            # One more look, without a wait: it answers with the status of what is missing still.
             pending.next_effect = events.Resolve(0)
 
     async def _sync(
@@ -454,6 +462,7 @@ class Planner:
     async def _claim(self, pending: Pending) -> events.Event:
         """Record in etcd who holds the journal. Holders that are away have some time to come back."""
         is_reset, spool = pending.machine.request.resets_head, self._spool
+        # A reset continues after all that is stored, so the store has to be listed first.
         if is_reset:
             problem = await self._journal.wait_ready()
             if problem:
@@ -463,12 +472,16 @@ class Planner:
                 # Roll there before the claim, so that no content which is given up counts as the
                 # journal's after it.
                 return SyncMismatch(head, await self._journal.released_registers(head))
+        # A replica failed, or the route changed, while the store or etcd was waited for. Holders
+        # must be the brokers that are in step now, and no others.
         if not self._replicator.is_synced:
             return Invalidated()
         try:
             found = await self._journal.claim(
                 self._replicator.holders, end=spool.end, is_reset=is_reset
             )
+            # We were sent there before, and are there: another roll changes nothing. Replicas whose
+            # registers differ at that offset made an append sync for ever.
             if isinstance(found, GoOn) and found == pending.went_on and found.head == spool.end:
                 raise NotNow(
                     f"{self._journal.name}: a replica has other registers at {found.head} than etcd names"
@@ -490,6 +503,7 @@ class Planner:
     async def _wait_unless_late(self, pending: Pending, err: RpcFailed) -> None:
         """Wait a moment for what may pass. Raises: RpcFailed: `err`: the append has waited enough."""
         left_s = pending.wait_until - self._clock.monotonic()
+        # Other codes do not pass by themselves: their reason helps the client more than a wait.
         if err.code is not Code.UNAVAILABLE or left_s <= 0 or pending.done.done():
             raise err
         await asyncio.sleep(min(left_s, _SYNC_RETRY_S))
@@ -502,6 +516,8 @@ class Planner:
     async def _suspend(self, pending: Pending, suspend: SuspendSpec) -> events.Event | None:
         await self._replicator.settled()
         is_own = suspend.level is not SuspendLevel.NONE  # suspended at the end of our spool
+        # Appends that were under way have failed, so no content ends at that offset. Whoever
+        # resumed the journal there would leave a hole.
         if is_own and suspend.offset > self._spool.settled_end:
             pending.next_effect = pending.machine.start_over()
             return None

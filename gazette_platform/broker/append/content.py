@@ -98,6 +98,8 @@ class RateBalance:
         if self.rate <= 0:
             return 0.0
         self.refill(now)
+        # Charged even if the balance does not cover it. If it had to, a chunk of more than the
+        # journal takes in ten seconds would never pass.
         self.balance -= length
         return 0.0 if self.balance >= 0 else -self.balance / self.rate
 
@@ -121,6 +123,8 @@ class Flow:
 
     def on_content(self, length: int) -> None:
         """Content arrived. No more than one second's worth is banked."""
+        # What is banked is capped: a client that was fast for an hour must not hold the journal for
+        # minutes.
         if self.credit < self.min_rate:
             self.credit = min(self.credit + length, self.min_rate)
 
@@ -301,6 +305,7 @@ class Body:
         Returns: None: that is not so, or they are more than `bytes_max`; then none was taken.
         Raises: RpcFailed: the stream ended without its commit marker, or continued after it.
         """
+        # With a rate, each chunk is charged, and perhaps waited for.
         if self._balance.rate > 0:
             return None
         messages = self._content.take_all(bytes_max)
@@ -347,6 +352,8 @@ class ContentQueue:
         self._chunks: deque[bytes | memoryview] = deque(pending.chunks)
         self._bytes = 0
         self._stock = stock
+        # Until the append has its turn nobody reads its stream, and the transport may receive a
+        # whole window of it. We do not see those bytes, so the most that they can be is counted.
         self._count(READ_AHEAD_BYTES + sum(map(cost_of, pending.chunks)))
         pending.chunks = []
         self._is_taken = False  # no chunk is taken before its turn, and the transport fills up
@@ -443,6 +450,8 @@ async def pump(body: Body, stream: ContentQueue) -> None:
     """Move the rest of the content to the appender, which takes it once the append has its turn."""
     try:
         while True:
+            # Outside `with body`: while the disk or a replica holds the client back, the time is
+            # not the client's.
             await stream.room()
             with body:
                 chunk = await body.next()

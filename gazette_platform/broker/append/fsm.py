@@ -229,6 +229,7 @@ class AppendFSM:
         match self.state, event:
             case ((State.SYNC | State.ASSIGNMENTS | State.READY), Invalidated()):
                 return self._resolve(0)
+            # A replica failed or the journal moved between the check and the first byte.
             # Only before content: what was taken from the client cannot be asked for again.
             case State.STREAM, Invalidated() if self.content_length == 0:
                 return self._resolve(0)

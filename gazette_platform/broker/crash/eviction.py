@@ -291,6 +291,9 @@ class CrashWatch:
                 continue
             if track.state is _State.ACCUSED:
                 effects.append(Withdraw(track.peer))
+            # Another instance, or another address: what was seen says nothing about it. The same
+            # one with another key (a new limit, say) starts over, so that no refusal from before
+            # the change counts, but it need not accept again before it can be suspected.
             if peer is None or not _is_same_instance(peer, track.peer):
                 del self._tracks[process_id]
             else:
@@ -309,12 +312,16 @@ class CrashWatch:
 
     def _suspectable(self) -> dict[ProcessId, Peer]:
         """The members that may be found to have crashed."""
+        # A broker that is no member accuses no one: it would be the one that was cut off or
+        # evicted.
         if self._own not in self._members:
             return {}
         zones: dict[str, int] = defaultdict(int)
         for process_id in self._members:
             zones[process_id.zone] += 1
 
+        # Two witnesses of different zones have to agree. Where there cannot be two, looks would
+        # lead nowhere.
         def can_be_agreed(process_id: ProcessId) -> bool:
             """Whether the others are in two zones at least."""
             return len(zones) - (zones[process_id.zone] == 1) >= 2
@@ -325,6 +332,7 @@ class CrashWatch:
             if process_id != self._own
             and not peer.is_exiting
             and peer.lease
+            # A Unix socket is seen from its own host only.
             and peer.endpoint.startswith(("http://", "https://"))
             and can_be_agreed(process_id)
         }
@@ -341,6 +349,8 @@ class CrashWatch:
             by_zone: all members by their zones, in order.
         """
         found: list[ProcessId] = []
+        # Any number that all brokers derive alike. Python's own hash of a text differs from process
+        # to process.
         spread = zlib.crc32(suspect.name.encode())
         last = suspect.zone
         for zone in sorted(by_zone, key=lambda zone: (zone == last, zone < last, zone))[:3]:
@@ -355,6 +365,8 @@ class CrashWatch:
     def _looks(self, now_s: float) -> list[Effect]:
         busy = sum(track.is_busy for track in self._tracks.values())
         due = [t for t in self._tracks.values() if not t.is_busy and t.due_at <= now_s]
+        # Suspects first: if many brokers are looked at, the one that refuses must not wait its
+        # turn.
         due.sort(key=lambda t: (t.state not in (_State.REFUSED, _State.ACCUSED), t.due_at))
         chosen = due[: max(0, LOOKS_MAX - busy)]
         for track in chosen:
@@ -385,6 +397,8 @@ class CrashWatch:
         return []
 
     def _refused(self, track: _Track, now_s: float) -> list[Effect]:
+        # It never accepted a connection of ours: it may still start, or its address is wrong or
+        # closed to us.
         if track.state is _State.UNKNOWN:
             self._look_later(track, now_s)
             return []
@@ -392,6 +406,8 @@ class CrashWatch:
             track.state, track.refusals, track.refused_since = _State.REFUSED, 0, now_s
             track.first_revision = 0
         track.refusals += 1
+        # Both are asked for. Hints bring many looks in one moment; a loop that hung makes few of
+        # them in a long time.
         is_long = now_s - track.refused_since >= self._after_s
         # This stays true while the peer refuses, so that an accusation is repeated.
         if is_long and track.refusals >= _REFUSALS_MIN:
@@ -401,6 +417,8 @@ class CrashWatch:
         return []
 
     def _not_refused(self, track: _Track, seen: Seen, now_s: float) -> list[Effect]:
+        # Anything but a refusal acquits, a time-out too. Only a host that is up, without a
+        # listener, refuses; a process that hangs must keep its lease.
         if track.state in (_State.REFUSED, _State.ACCUSED):
             return self._acquit(track, now_s)
         if seen is Seen.ACCEPTED:
@@ -428,14 +446,19 @@ class CrashWatch:
     def _testified(
         self, track: _Track, revision: int, witnesses: Mapping[ProcessId, int], now_s: float
     ) -> list[Effect]:
+        # It was acquitted while etcd was asked, and the withdrawal is on its way.
         if track.state is not _State.ACCUSED:
             return []
         track.first_revision = track.first_revision or revision
         for process_id, witness_revision in self._agreeing(witnesses):
+            # A testimony from before ours may be of another hiccup. Ours is renewed while the peer
+            # refuses, so the other side asks the same of us.
             if witness_revision > track.first_revision:
                 track.is_busy = True
                 witness = self._members[process_id]
                 return [Evict(track.peer, revision, witness, witness_revision)]
+        # No one agrees: perhaps only our own path is closed. Each look is a transaction in etcd, so
+        # there are fewer from now on.
         is_alone = now_s - track.refused_since > _ALONE_AFTER_S + self._after_s
         track.due_at = now_s + (_RECHECK_ALONE_S if is_alone else _RECHECK_S)
         return []
@@ -443,6 +466,7 @@ class CrashWatch:
     def _agreeing(self, witnesses: Mapping[ProcessId, int]) -> Iterable[tuple[ProcessId, int]]:
         """Testimonies of members of other zones than ours."""
         for process_id, revision in sorted(witnesses.items()):
+            # Of another zone: a rack may be cut off as a whole, and all of its brokers would agree.
             if process_id.zone != self._own.zone and process_id in self._members:
                 yield process_id, revision
 

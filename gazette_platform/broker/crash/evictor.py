@@ -60,6 +60,8 @@ async def look(endpoint: str, *, timeout_s: float = _CONNECT_TIMEOUT_S) -> fsm.S
                     sock.setblocking(False)
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
                     outcomes.append(await _connect(sock, address))
+                # One address that accepts, or stays unclear, is enough to leave the broker alone: a
+                # wrong eviction costs more than a late one.
                 if outcomes[-1] is not fsm.Seen.REFUSED:
                     return outcomes[-1]
     except (OSError, TimeoutError, KeyError, ValueError):
@@ -126,6 +128,8 @@ class Evictor:
                 self._step(fsm.Ticked())
                 due_at = self._watch.next_due()
                 now = self._clock.monotonic()
+                # A look may be overdue because too many others are under way. This loop must not
+                # spin until one of them ends.
                 pause_s = None if due_at is None else max(0.01, min(_IDLE_S_MAX, due_at - now))
                 self._wake.clear()
                 try:
@@ -176,11 +180,13 @@ class Evictor:
     async def _testify(self, peer: fsm.Peer) -> fsm.Event:
         """Write our testimony and read all others in one transaction, so that all are of one moment."""
         prefix = self._space.prefix
+        # Without a lease there is nothing to testify under; and we may be the one that is cut off.
         own = self._space.state.members.get(self._id)
         if own is None:
             return fsm.Refuted(peer)
         key = testimony_key(prefix, peer.id, peer.create_revision, self._id)
         everyone = testimonies_prefix(prefix, peer.id, peer.create_revision)
+        # Under our own lease: the testimony of a witness that is gone ends with it.
         result = await self._txn(
             [self._is_unchanged(peer), self._is_own(own)],
             [Put(key, b"", lease=own.lease), Get(everyone, prefix=True)],
@@ -198,6 +204,7 @@ class Evictor:
         peer, witness = verdict.peer, verdict.witness
         own = self._space.state.members.get(self._id)
         # The looks come before etcd is asked: a broker that leaves says so before it closes its port.
+        # If the witness refuses us as well, it is our own network that refuses everything.
         if await look(witness.endpoint) is not fsm.Seen.ACCEPTED:
             return fsm.Refuted(peer)
         if await look(peer.endpoint) is not fsm.Seen.REFUSED or own is None:
@@ -211,6 +218,8 @@ class Evictor:
             [
                 self._is_unchanged(peer),
                 Compare.create(member_key(prefix, peer.id), peer.create_revision),
+                # What is revoked below is a lease, so etcd has to say that it is still that of this
+                # peer.
                 Compare.lease_is(member_key(prefix, peer.id), peer.lease),
                 self._is_own(own),
                 Compare.create(member_key(prefix, witness.id), witness.create_revision),
@@ -222,6 +231,8 @@ class Evictor:
         )
         if agreed is None:
             return fsm.Refuted(peer)
+        # A transaction cannot revoke a lease. Between the two, the peer may announce its exit or
+        # end: etcd never grants a lease twice, so a late revocation hits no other instance.
         await self._etcd.revoke_lease(peer.lease)
         self._evicted.inc()
         _log.warning(

@@ -16,14 +16,14 @@ from gazette_platform.broker.etcd_records import read_record
 from gazette_platform.broker.journal.claims import (
     HoldersAway,
     Noting,
+    adopt,
     claim_journal,
     forget_holders,
+    wait_healthy,
     write_suspend,
 )
-from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps, Hole
+from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps, Hole, ask_others
 from gazette_platform.broker.journal.pulses import FlushTimer, Pulses, RefreshTimer, barrier
-from gazette_platform.broker.journal.readiness import adopt, wait_healthy
-from gazette_platform.broker.journal.storing import ask_others
 from gazette_platform.broker.peers import open_replicate
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.broker.spool.journal_spool import JournalSpool

@@ -102,6 +102,8 @@ class Pipeline:
             for n, peer in enumerate(self.peers):
                 stream = open_stream(peer, route.endpoint_of(peer))
                 self._links.append(_Link(n, peer, stream, self))
+        # One peer has no endpoint in etcd. The streams to the others are nobody's then, and would
+        # hold their spools against the next pipeline.
         except Exception:
             self.abandon()
             raise
@@ -188,6 +190,8 @@ class Pipeline:
         self._fsm.sync(proposal.end)
         self._outcome = asyncio.get_running_loop().create_future()
         for link in self._links:
+            # By the protocol only the first message of a stream has a header. The peer compares its
+            # route, and answers WRONG_ROUTE if it knows a newer one.
             header = None if self._greeted else Header(link.peer, self.route, self._etcd)
             link.put(encode_proposal(proposal, registers, acknowledge=True, header=header))
         self._greeted = True
@@ -195,6 +199,8 @@ class Pipeline:
             async with asyncio.timeout(timeout_s):
                 outcome = await self._outcome
         except TimeoutError as err:
+            # Of no use any more: answers name no proposal, so a late one would be taken for the
+            # answer to the next sync.
             text = f"gatherSync: no answer from all replicas within {timeout_s:g} s"
             self._break(RpcFailed(Code.UNAVAILABLE, text))
             raise RpcFailed(Code.UNAVAILABLE, text) from err
@@ -208,6 +214,7 @@ class Pipeline:
 
         Cancellation: the streams are cancelled.
         """
+        # Set first: the ends of streams that follow are wanted, and no failures.
         self._is_closed = True
         try:
             if self.failure is None:
@@ -231,6 +238,8 @@ class Pipeline:
     def on_reply(self, number: int, raw: bytes | None) -> None:
         """A peer sent something, or ended its stream."""
         if raw is None:
+            # The primary ends streams. A peer does so first if it is about to stop, or knows
+            # another primary by now.
             if not self._is_closed:
                 self.on_failure(number, RpcFailed(Code.UNAVAILABLE, "unexpected EOF"), "recv from")
             return
@@ -345,6 +354,8 @@ class _Link:
                 while outbox:
                     raw = outbox.popleft()
                     await write(raw)
+                    # Counted until the transport has taken it. `write` waits while the peer's
+                    # window is full, and that is what must hold appends back.
                     self._bytes -= len(raw)
                     self._owner.on_drained()
                 if self._is_finishing:
@@ -366,6 +377,8 @@ class _Link:
             self._owner.on_reply(self._number, raw)
         except Exception as err:  # noqa: BLE001  ends the stream, and is reported as in `_receive`
             self._owner.on_failure(self._number, _unforeseen(err), "recv from")
+            # Our caller is the transport, which serves other calls of the connection. So a task of
+            # the owner reports the fault.
             assert self._group is not None
             self._group.spawn(_raise(err), name=f"receive from {self.peer}")
 
@@ -373,6 +386,8 @@ class _Link:
         try:
             raw = await self._stream.read()
             if raw is not None:
+                # The peer says in the headers of its stream under which tenure it keeps what we
+                # send. They precede its first answer.
                 self.tenure = await self._stream.tenure()
                 self._stream.listen(self._take)
             while True:
@@ -460,6 +475,7 @@ def decode_reply(raw: bytes) -> Reply:
 
     Raises: ValidationError: it is malformed.
     """
+    # A plain OK encodes to nothing, and nearly all answers are that: no protobuf object for them.
     if not raw:
         return _OK
     try:

@@ -130,8 +130,10 @@ class Replicator:
         pipeline = self._pipeline
         peers = [] if pipeline is None else zip(pipeline.peers, pipeline.tenures, strict=True)
         found = [(self._journal.process_id, self._spool.tenure), *peers]
-        held = frozenset(Holder(tenure, process) for process, tenure in found if tenure)
-        return held if len(held) == len(found) else None
+        # All or none. Etcd may name as holder whoever has all that was acknowledged; with one
+        # broker that forgets, the record would promise more than its holders can prove.
+        holders = frozenset(Holder(tenure, process) for process, tenure in found if tenure)
+        return holders if len(holders) == len(found) else None
 
     @property
     def owns_spool(self) -> bool:
@@ -160,6 +162,8 @@ class Replicator:
         except Interrupted:
             self._drop_pipeline()
             return Invalidated()
+        # Also if it is cancelled: an answer may be on its way, and the next sync would take it for
+        # its own.
         except BaseException:
             self._drop_pipeline()
             raise
@@ -174,6 +178,8 @@ class Replicator:
         must_roll: Callable[[], bool],
     ) -> SyncResult:
         journal, spool = self._journal, self._spool
+        # What is under way is answered by those that it was proposed to, before streams are closed
+        # for another route.
         await self.settled()
         if route.primary_id != journal.process_id:
             return Invalidated()
@@ -181,9 +187,13 @@ class Replicator:
         if pipeline is not None and not (pipeline.is_usable and pipeline.route.equivalent(route)):
             await self._close_pipeline()
         if not self._owns_spool:
+            # Until its stream ends the former primary writes to this spool. What it commits last is
+            # acknowledged, so it has to be here before we say where we are.
             await spool.lock.acquire()
             self._owns_spool = True
             spool.serve_as_primary()
+        # Before replicas are asked: a claim may name us as a holder only if what we hold survives
+        # this process.
         await spool.begin_tenure()
         has_peers = len(route.members) > 1
         if has_peers and not spool.is_settled:
@@ -308,6 +318,8 @@ class Replicator:
         length = 0
         for chunk in chunks:
             for at in range(0, len(chunk), _MESSAGE_BYTES_MAX):
+                # Small chunks of a batch share a message; large ones are cut by views, without a
+                # copy.
                 piece = chunk
                 if len(chunk) > _MESSAGE_BYTES_MAX:
                     piece = memoryview(chunk)[at : at + _MESSAGE_BYTES_MAX]
@@ -342,6 +354,8 @@ class Replicator:
         if pipeline is None:
             raise RpcFailed(Code.UNAVAILABLE, f"{self._journal.name}: its replicas have changed")
         raw = encode_proposal(draft.fragment(), registers, acknowledge=True)
+        # Before anything is staged: if the pipeline is broken this raises, and the draft can still
+        # be dropped.
         pipeline.ask(raw)
         self._is_open = False
         self._spool.stage(draft, registers, appends=appends)
@@ -364,6 +378,7 @@ class Replicator:
             return
         while self._settled < count:
             self._settled += 1
+            # Readers first: a client that has its answer may read what it appended.
             self._spool.settle()
             self._under_way.popleft()(None)
         self._moved_at = self._clock.monotonic()
@@ -377,6 +392,8 @@ class Replicator:
 
     def _doubt(self, pipeline: Pipeline) -> None:
         if not self._spool.is_settled:
+            # They add up over streams that break one after the other. A broker that has left the
+            # route since may have shown the content to its readers.
             self._doubtful |= set(pipeline.route.members)
 
     def _fail(self, failure: RpcFailed) -> None:
@@ -415,6 +432,8 @@ class Replicator:
             return
         self.is_synced = False
         is_led = route.primary_id == self._journal.process_id
+        # Only others came. What is under way settles with those that it was proposed to; the next
+        # append syncs with all.
         if is_led and set(pipeline.route.members) <= set(route.members):
             return
         pipeline.hurry(_LEFT_S)
@@ -439,6 +458,8 @@ class Replicator:
         left_s = self._used_at + _IDLE_S - now
         if self._under_way and now - self._moved_at > _STALL_S:
             self._drop_pipeline(f"replicas have not answered for {_STALL_S:g} s")
+        # A client may pause within a streamed append for longer than that: its content is at the
+        # replicas, and a new stream would not have it.
         elif self._under_way or self._is_open or self._syncing is not None or left_s > 0:
             loop = asyncio.get_running_loop()
             self._idle_timer = loop.call_later(max(left_s, 1.0), self._on_idle_timer)
@@ -493,6 +514,8 @@ class Replicator:
             self._drop_pipeline()
         await self._close_pipeline()
         self._spool.drop_staged()
+        # We were never primary: a stream of the primary may have the spool. What it commits last is
+        # acknowledged, and has to be persisted like all else.
         if not self._owns_spool:
             await self._spool.lock.acquire()
             self._owns_spool = True

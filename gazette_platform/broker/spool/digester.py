@@ -88,6 +88,7 @@ class Digester:
     def take(self, chunks: Sequence[bytes | memoryview], length: int) -> None:
         """Hash what was committed last, unless the digest trails already."""
         spool = self.spool
+        # If a slice is under way, or the digest trails, content would be hashed out of order.
         if spool.digest_lag == length and not self._lock.locked():
             spool.digest_last(chunks)
 
@@ -130,6 +131,7 @@ class Digester:
                 await run_in(self._executor, spool.digest_step, to)
 
     def _wake(self) -> None:
+        # All that wait now, and none that wait later: they look at the digest first.
         self._moved.set()
         self._moved.clear()
 
@@ -171,6 +173,8 @@ class Digester:
             self._is_short_of_disk = True
         finally:
             self._compressing = None
+            # Here, and not where the disk is found full: a slice may still write to that form in
+            # its thread.
             if self._is_short_of_disk:
                 spool.stop_compressing()
 
@@ -195,6 +199,8 @@ class Digester:
         Raises: OSError: its content cannot be read back; call again.
         Cancellation: safe; call again.
         """
+        # A slice that is under way ends first. Two threads would write to one form, or to a file
+        # that is gone.
         self._is_closing = True
         if self._compressing is not None:
             await asyncio.wait([self._compressing])
@@ -249,6 +255,8 @@ class Closing:
             but: fragments with content that is not settled yet.
         """
         for old in [one for one in self._urgent if one not in but and one not in self.adopted]:
+            # In a task of its own: to read the content back may take a broken disk minutes, and
+            # appends go on in the next fragment.
             if old.spool.content_length:
                 task = self._tasks.spawn(self._complete(old), name=f"roll {self._journal.name}")
                 self._completing.add(task)
@@ -286,6 +294,8 @@ class Closing:
         finally:
             is_urgent = self._urgent.pop(old, False)
         if completed is not None:
+            # Content that the primary lacks: replicas wait for minutes before they look, and
+            # readers elsewhere would meet a gap until then.
             completed.is_primary = completed.is_primary or is_urgent
             self._journal.on_complete(completed)
 

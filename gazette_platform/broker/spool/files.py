@@ -13,6 +13,7 @@ import errno
 import functools
 import math
 import os
+import re
 import stat
 import struct
 import tempfile
@@ -113,6 +114,8 @@ class SpoolFile:
 
     def release(self) -> None:
         """Give up one hold; the last one closes the file."""
+        # A count, because readers stream from the file for minutes after the spool has let go of
+        # it, and a descriptor that is reused would serve them another journal's bytes.
         self._holders -= 1
         if self._holders == 0:
             if self._forget is not None or os.fstat(self.fd).st_size > _CLOSE_INLINE_BYTES_MAX:
@@ -213,6 +216,8 @@ def remove_fragment(path: Path) -> None:
     If the process ends in between, the record's new name says that the content is not needed any more:
     content without any would be taken for one that has lost its record.
     """
+    # One lost record once made acknowledged content look like a draft, and the broker deleted it in
+    # silence. So content without any record is kept, and this step must never leave such content.
     gone = path.with_suffix(".gone")
     with contextlib.suppress(FileNotFoundError):
         path.with_suffix(".sealed").rename(gone)
@@ -382,6 +387,7 @@ def sync_folder(folder: Path) -> None:
 def make_private(folder: Path) -> None:
     """Make sure that no other user can put files there that we would take for ours. Raises: OSError."""
     info = folder.lstat()
+    # `lstat`: a link would lead us to a folder that others can change.
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a folder of this user")
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -390,6 +396,7 @@ def make_private(folder: Path) -> None:
 
 def write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
     """Write a file in full or not at all. Raises: OSError."""
+    # A rename replaces the old file at once, so that a crash leaves one or the other.
     new = path.with_name(f"{path.name}.new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -403,6 +410,7 @@ def write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
 
 def write_over(path: Path, data: bytes) -> None:
     """Write into an existing file, on a disk without room for another. Raises: OSError."""
+    # The attempt before this one may have left a part, which takes up the last room.
     path.with_name(f"{path.name}.new").unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -410,3 +418,58 @@ def write_over(path: Path, data: bytes) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+_NUMBER: Final = re.compile(r"(inode|born) ([0-9]+)")
+_DEVICE: Final = re.compile(r"device ([0-9]+)")
+
+
+def place_of(folder_fd: int, heads_fd: int | None) -> str:
+    """Where a home is, as its file `place` says: a copy of it is known by that.
+
+        inode <n> born <ns> heads inode <n> born <ns> device <n>
+
+    The folder and its records have other inodes and births in a copy, wherever it lies. Both stay when the disk
+    is mounted again; its device does not. Restored files may lie in the original folder, so the inode of the
+    folder alone proves nothing.
+
+    Args:
+        folder_fd: of the folder.
+        heads_fd: of its records; None: there are none.
+
+    Raises: OSError.
+    """
+    heads = "" if heads_fd is None else f" heads {_identity(heads_fd)}"
+    return f"{_identity(folder_fd)}{heads} device {os.fstat(folder_fd).st_dev}"
+
+
+def _identity(fd: int) -> str:
+    return f"inode {os.fstat(fd).st_ino} born {birth_ns(fd)}"
+
+
+def is_elsewhere(said: str, place: str, *, has_said: bool) -> bool:
+    """Whether a home is not where it was made, as far as both are known.
+
+    Births are unknown, and 0, where the system does not report them. That may change with an update.
+
+    Args:
+        said: where it was made; empty: it does not say.
+        place: where it is.
+        has_said: whether it did say once.
+    """
+    if not said:
+        return has_said
+    known = list(zip(_NUMBER.findall(said), _NUMBER.findall(place), strict=False))
+    return not known or any(
+        before != after and not (kind == "born" and "0" in (before, after))
+        for (kind, before), (_, after) in known
+    )
+
+
+def is_on_another_device(said: str, place: str) -> bool:
+    """Whether a home is not on the device that it was made on, as far as both are known.
+
+    It may be the disk's number that is another one; or the disk is a snapshot, whose original is in use.
+    """
+    before, after = _DEVICE.findall(said), _DEVICE.findall(place)
+    return bool(before) and before != after

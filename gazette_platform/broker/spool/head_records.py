@@ -136,6 +136,8 @@ def encode_header(header: TenureHeader) -> bytes:
         said["history"] = header.history
     text = json.dumps(said, ensure_ascii=False).encode()
     raw = _HEADER.pack(len(text), zlib.crc32(text)) + text
+    # Names have at most 512 bytes, so this is a fault of ours or of a newer version. Cut short, the
+    # header would speak for another journal.
     if len(raw) > _HEADER_BYTES:
         raise ValueError(f"{header.journal}: its name is too long to be noted")
     return raw
@@ -196,6 +198,8 @@ def encode_record(
         )
         + registers
     )
+    # At the end, over all before it: a write that stopped anywhere leaves a record that does not
+    # match.
     return raw + _crc32(raw).to_bytes(_CRC.size, "little")
 
 
@@ -220,6 +224,7 @@ def decode_record(raw: bytes) -> Record | None:
     ) = _RECORD.unpack_from(raw)
     # `n` is not covered by a check yet: of a torn record it may be anything.
     size = _RECORD.size + n
+    # A newer version may mean other things by the same bytes: it counts as no record.
     if version != _VERSION or size + _CRC.size > len(raw):
         return None
     if _crc32(raw[:size]) != _CRC.unpack_from(raw, size)[0] or codec not in _CODECS:

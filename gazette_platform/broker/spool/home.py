@@ -28,7 +28,6 @@ import json
 import logging
 import operator
 import os
-import re
 import secrets
 import stat
 import threading
@@ -41,9 +40,11 @@ from gazette_platform.broker.spool.files import (
     FILE_MODE,
     FOLDER_MODE,
     FULL,
-    birth_ns,
     finish_closing,
+    is_elsewhere,
+    is_on_another_device,
     make_private,
+    place_of,
     read_small,
     sync_folder,
     write_all,
@@ -172,8 +173,12 @@ class SpoolHome:
                 said = _said_place(self.folder)
                 place = place_of(lock_fd, self._heads_fd if had_heads else None)
                 self.is_copied = is_elsewhere(said, place, has_said=has_place)
+                # The process that it names may be alive, on the disk that was copied. To end its
+                # lease would end a broker that serves.
                 if self.is_copied or is_on_another_device(said, place):
                     self.former_has_ended = False
+            # A copy by hard links shares the file of records. Ours must not be written over by a
+            # broker that lives.
             if (
                 self.is_copied and os.fstat(self._heads_fd).st_nlink > 1
             ):  # the original writes there
@@ -229,6 +234,8 @@ class SpoolHome:
             self.folder = base / secrets.token_hex(8)
             self.folder.mkdir(mode=FOLDER_MODE)
             # Another broker that looks for free homes may lock it first, and remove it.
+            # The lock is on the folder, and the kernel frees it however the process ends. A file
+            # with a process id would have to be believed, and may outlive its process.
             lock_fd = _lock(self.folder)
         try:
             sync_folder(base)
@@ -247,6 +254,8 @@ class SpoolHome:
         self._owner, self.boot_mark = owner, owner.boot_mark
         if self._lock_fd < 0 or self.is_copied:
             return  # `_make` will record it
+        # The place first: home.json says whether there is one, so that a copy which was cut off
+        # between the two is known as a copy.
         place = place_of(self._lock_fd, self._heads_fd)
         if _said_place(self.folder) != place:
             self._say(_PLACE, place.encode())
@@ -280,6 +289,8 @@ class SpoolHome:
     # -------------------------------------------------------------------------------- blocks
     def header(self, block: int) -> TenureHeader | None:
         """The header of a block; None: the block is free, or its header is torn. Raises: OSError."""
+        # The last block of a file that was cut short is padded: a header that is whole still
+        # counts.
         raw = os.pread(self._heads_fd, BLOCK_BYTES, block * BLOCK_BYTES)
         return head_records.decode_header(raw.ljust(BLOCK_BYTES, b"\0"))
 
@@ -336,6 +347,8 @@ class SpoolHome:
     def write(self, block: int, number: int, record: bytes) -> None:
         """Write the record of this number into a block. Raises: OSError."""
         at = block * BLOCK_BYTES + head_records.slot_at(number)
+        # No loop: a record that is written in two parts could be torn between them. Its slot is
+        # written again as a whole.
         if os.pwrite(self._heads_fd, record, at) != len(record):
             raise OSError(f"{self.folder / _HEADS}: a record was written in part")
         self._is_dirty = True
@@ -391,6 +404,8 @@ class SpoolHome:
                 )
             if not self._is_dirty:
                 return
+            # Cleared before the call: a record that is written meanwhile may not be covered, and is
+            # synced again.
             self._is_dirty = False
             try:
                 os.fdatasync(self._heads_fd)
@@ -413,6 +428,8 @@ class SpoolHome:
         """Give up the home, and remove it if nothing is left in it. Idempotent."""
         if self._lock_fd < 0:
             return
+        # Files that are closed a moment later would still remove their names, and the folder would
+        # seem to hold something.
         finish_closing()
         os.close(self._heads_fd)
         self._heads_fd = -1  # the number may be reused, and nothing may be recorded there
@@ -462,6 +479,7 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
         return None
     try:
         make_private(folder)
+        # A person may have put anything here. Only a folder that names its owner is taken.
         try:
             raw = read_small(folder / _HOME)
             said = json.loads(raw)
@@ -475,6 +493,8 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
             return None
         version = said.pop("version")
         former = Owner.found(said) if version == _VERSION else None
+        # Offsets of another cluster's journals mean nothing in ours, though the journals may have
+        # the same names.
         if former is None or former.cluster != owner.cluster:
             whose = f"version {version}" if former is None else f"cluster {former.cluster}"
             _log.warning("%s is left alone: it is of %s (ours: %s)", folder, whose, owner.cluster)
@@ -532,58 +552,3 @@ def _said_place(folder: Path) -> str:
         return read_small(folder / _PLACE).decode().strip()
     except FileNotFoundError:
         return ""
-
-
-_NUMBER: Final = re.compile(r"(inode|born) ([0-9]+)")
-_DEVICE: Final = re.compile(r"device ([0-9]+)")
-
-
-def place_of(folder_fd: int, heads_fd: int | None) -> str:
-    """Where a home is, as its file `place` says: a copy of it is known by that.
-
-        inode <n> born <ns> heads inode <n> born <ns> device <n>
-
-    The folder and its records have other inodes and births in a copy, wherever it lies. Both stay when the disk
-    is mounted again; its device does not. Restored files may lie in the original folder, so the inode of the
-    folder alone proves nothing.
-
-    Args:
-        folder_fd: of the folder.
-        heads_fd: of its records; None: there are none.
-
-    Raises: OSError.
-    """
-    heads = "" if heads_fd is None else f" heads {_identity(heads_fd)}"
-    return f"{_identity(folder_fd)}{heads} device {os.fstat(folder_fd).st_dev}"
-
-
-def _identity(fd: int) -> str:
-    return f"inode {os.fstat(fd).st_ino} born {birth_ns(fd)}"
-
-
-def is_elsewhere(said: str, place: str, *, has_said: bool) -> bool:
-    """Whether a home is not where it was made, as far as both are known.
-
-    Births are unknown, and 0, where the system does not report them. That may change with an update.
-
-    Args:
-        said: where it was made; empty: it does not say.
-        place: where it is.
-        has_said: whether it did say once.
-    """
-    if not said:
-        return has_said
-    known = list(zip(_NUMBER.findall(said), _NUMBER.findall(place), strict=False))
-    return not known or any(
-        before != after and not (kind == "born" and "0" in (before, after))
-        for (kind, before), (_, after) in known
-    )
-
-
-def is_on_another_device(said: str, place: str) -> bool:
-    """Whether a home is not on the device that it was made on, as far as both are known.
-
-    It may be the disk's number that is another one; or the disk is a snapshot, whose original is in use.
-    """
-    before, after = _DEVICE.findall(said), _DEVICE.findall(place)
-    return bool(before) and before != after

@@ -125,14 +125,19 @@ class Draft:
                     await run_in(self._executor, self._write, chunks, length)
             except OSError as err:
                 if err.errno in FULL:
+                    # The compressed form can be made again, so it goes first: then no append has to
+                    # fail.
                     if await self.digester.spare_disk():
                         continue
                     if self._owner.may_make_room:
                         full = DiskFull(self._owner.name, err)
                         _log.error("%s", full)
                         raise full from err
+                # Retrying would not bring the folder back, and appends would hang without a word.
                 if err.errno == errno.ENOENT:  # the folder is gone
                     raise not_kept(self.digester.spool.journal, err) from err
+                # What waits for the disk has not been acknowledged. What was acknowledged must not
+                # wait behind it while the broker leaves.
                 if self._owner.is_leaving:
                     raise RpcFailed(
                         Code.UNAVAILABLE,
@@ -171,10 +176,13 @@ class Draft:
             # To copy them costs less than a system call for each.
             chunks = [b"".join(chunks)]
         self.digester.spool.write(chunks, self.at)
+        # Only content of one write: of several, the earlier chunks are not at hand any more.
         self._small = chunks if length <= _HASHED_BYTES_MAX and not self.length else None
         if self._is_small(length):
             owner.time(began)
         digest = self._digest
+        # A proposal needs its sum at once. Without replicas nobody waits for it, and it trails in
+        # threads.
         if digest is not None:
             for chunk in chunks:
                 digest.update(chunk)
@@ -240,6 +248,7 @@ class JournalSpool:
         self.is_durable = fsync is FsyncMode.COMMIT
         self._syncs = fsync is not FsyncMode.NEVER
         # The last record: where the journal ends, and with which registers.
+        # They may be ahead of `end`: content is recorded before it counts.
         self._kept, self._kept_registers = 0, LabelSet()
         self._noting = asyncio.Lock()  # held while a thread records
         self._faults = faults or Faults()
@@ -286,6 +295,7 @@ class JournalSpool:
 
         Replicas close fragments only when their primary does.
         """
+        # An empty fragment frees nothing, and a replica that rolled alone would be out of step.
         return self._is_primary and self.content_length > 0 and not self.is_leaving
 
     @property
@@ -300,6 +310,8 @@ class JournalSpool:
     # ------------------------------------------------------------------------------- writing
     async def catch_up(self) -> None:
         """Bring digests to the end, so that proposals can be made. Cancellation: safe."""
+        # Staged content may have begun in fragments that have closed since; their sums are
+        # proposed, too.
         for digester in (self.digester, *(staged.digester for staged in self._staged)):
             if digester.spool.digest_lag:
                 await digester.digested()
@@ -389,6 +401,8 @@ class JournalSpool:
         self._next_tenure = tenure.successor()
         if not tenure.is_begun:
             return
+        # What has a name under this tenure is closed first, and reaches the store. The next tenure
+        # begins with nothing.
         self.roll(self.end)
         with contextlib.suppress(OSError):  # a later process finds it then, and does not adopt it
             tenure.leave()
@@ -410,6 +424,8 @@ class JournalSpool:
         if tenure is None:
             return
         if not self.is_durable:
+            # On a disk that takes 80 ms for a small write, the records of some twenty journals once
+            # held up the renewal of the lease.
             if self.is_quick:
                 self._note(tenure, spool, draft.at, registers)
             else:
@@ -441,6 +457,8 @@ class JournalSpool:
         file, end = spool.file, spool.end
         if tenure is None or file is None or spool.synced_to >= end or spool.is_doubtful:
             return
+        # Nobody waits for this sync: the fragment may close, and its file with it, before the
+        # thread is done.
         file.hold()
         try:
             await run_in(self._executor, spool.sync, end)
@@ -474,6 +492,7 @@ class JournalSpool:
     def _take_back(self) -> None:
         """Correct the record, if it says that more counts than does by now."""
         tenure = self._tenure
+        # Most drafts that are dropped were never recorded, so there is nothing to write for them.
         if tenure is None or self._kept <= self.end:
             return
         try:
@@ -497,6 +516,8 @@ class JournalSpool:
         self.end, self.registers = found.end, found.registers
         self.digester = self._open(self.end, self.registers, None)
         for fragment in found.fragments:
+            # Each becomes a fragment that takes no more content. Ours begins after them, in a file
+            # of its own: the old one may be in a store already, or set aside.
             file, state, sha = fragment.file, fragment.state, fragment.sha
             spool = Spool.recovered(self.name, file, state, sha, directory=self._directory)
             self._closing.adopt(self._digester(spool), fragment)
@@ -533,6 +554,8 @@ class JournalSpool:
         digester, length = draft.digester, draft.length
         if self._staged or digester is not self.digester or draft.at != self.end + length:
             raise RuntimeError(f"{self._journal.name}: a draft of another place")
+        # No wait from here to the end: what readers are shown and what is counted moves in one
+        # step.
         spool = digester.spool
         self.end, self.registers = draft.at, registers
         now = spool.first_append_at or self.clock.now()  # the clock is read for the first only
@@ -549,6 +572,8 @@ class JournalSpool:
         if draft.digester is not self.digester or draft.at != self.end + draft.length:
             raise RuntimeError(f"{self._journal.name}: a draft of another place")
         staged = _Staged(self.digester, draft.at, registers, draft.digest, appends, draft.length)
+        # The end moves, so that the next append goes after it, but readers see nothing yet: if
+        # replicas fail, this content may turn out not to exist.
         self._staged.append(staged)
         self.end, self.registers = draft.at, registers
 
@@ -563,6 +588,7 @@ class JournalSpool:
             self._journal.on_commit(spool, appends=staged.appends, length=staged.length)
             if spool.is_behind:
                 staged.digester.kick()
+        # It closed while some of it was staged, and may have waited for just this.
         if staged.digester is not self.digester:
             self._finish_settled()
 
@@ -592,6 +618,9 @@ class JournalSpool:
             # The staged content began in a fragment that has closed since. What is settled ends in
             # that fragment, and so does the journal as far as we know.
             if self._tenure is not None:
+                # The records of all fragments that the staged content crossed say too much. A
+                # process that finds them would let the journal go on behind content that no other
+                # broker has.
                 with self._faults.contained("journal", f"{self.name}: recording what counts"):
                     for digester in crossed:
                         if digester is not self.digester:
@@ -621,11 +650,15 @@ class JournalSpool:
         """
         old, is_elsewhere = self.digester, to != self.end
         registers = self.registers if registers is None else registers
+        # The new fragment and its record come first. If the disk refuses either, the old one is
+        # still open and nothing has changed.
         fresh = self._open(to, registers, codec)
         if (tenure := self._tenure) is not None and tenure.is_begun:
             try:
                 self._note(tenure, fresh.spool, to, registers)
             except RpcFailed as err:
+                # Only then does the record before this one say something else: it would send
+                # whoever finds it to another end, or to other registers.
                 if is_elsewhere or registers != self.registers or self._staged:
                     raise
                 _log.error("%s", err)  # what was recorded before says the same of the journal
@@ -684,6 +717,7 @@ class JournalSpool:
 
         Returns: where the tenure ended; None: there was none.
         """
+        # Whether staged content counts is for the next primary to say: it asks all replicas.
         self.drop_staged()
         try:
             self.roll(self.end)

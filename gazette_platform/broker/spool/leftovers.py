@@ -21,8 +21,8 @@ from gazette_platform.broker.epochs import announce, is_long, release, save, set
 from gazette_platform.broker.etcd_records import (
     delete_record,
     has_foreign_members,
-    held_journals,
     history_key,
+    journal_holders,
     read_own_members,
     read_record,
     write_record,
@@ -48,9 +48,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.broker.epochs import EpochRecord
-    from gazette_platform.broker.spool.copied_homes import OtherHomes
     from gazette_platform.broker.spool.persister import Persister
-    from gazette_platform.broker.spool.recovery import RecoveredFragment, RecoveredTenure
+    from gazette_platform.broker.spool.recovery import (
+        OtherHomes,
+        RecoveredFragment,
+        RecoveredTenure,
+    )
     from gazette_platform.broker.spool.tenure import Tenure
     from gazette_platform.broker.spool.verdicts import Verdict
     from gazette_platform.etcd import EtcdClient, RangeResult
@@ -146,6 +149,7 @@ class Leftovers:
     def add(self, found: RecoveredTenure) -> None:
         """Look after a tenure from now on."""
         journal = found.tenure.journal
+        # It comes back from a replica that has closed, and is to be decided on again.
         if self._in_use.get(journal) == found.tenure.id:
             del self._in_use[journal]
         self._found.setdefault(journal, []).append(found)
@@ -197,8 +201,11 @@ class Leftovers:
                 journal_revision=create_revision,
                 in_use=self._used(journal),
             )
+            # No record of this spec: the journal is new, or etcd lost its data and the specs were
+            # applied again. In the latter case the spool may be all that is left of it.
             is_new = record is None or record.create_revision != create_revision
             if is_new and any(one.is_older_than_etcd for one in evidence):
+                # Only now, since it waits for the listing of the store, which may be away for long.
                 number = continuation(evidence, stored_end=await stored_end())
                 ours = await read_own_members(self._etcd, self._prefix)  # that took a while
             # Gazette's brokers take appends without recording who holds them.
@@ -210,6 +217,8 @@ class Leftovers:
             elif not taken.tenure.is_dated:
                 with contextlib.suppress(OSError):  # then it is done when the journal is claimed
                     await run_in(self._executor, taken.tenure.date)
+            # In use before the lock is given back: a copy of this tenure must never be let go of
+            # while a replica goes on with it.
             self._remove(journal, taken)
             self._in_use[journal] = taken.tenure.id
             return taken
@@ -242,6 +251,8 @@ class Leftovers:
     @contextlib.asynccontextmanager
     async def _lock_of(self, journal: str) -> AsyncGenerator[None]:
         """Hold the lock of whoever decides on a journal's tenures."""
+        # Two that decide at once could both act on what they read: one would let go of what the
+        # other has just handed to a replica.
         lock = self._locks.get(journal)
         if lock is None:
             lock = self._locks[journal] = asyncio.Lock()
@@ -275,13 +286,17 @@ class Leftovers:
             # The records may have changed by the time that we act. That does no harm: a tenure that is
             # no holder never becomes one again, and `settle` reads the record once more.
             try:
-                held = await held_journals(self._etcd, self._prefix, self._found)
+                holders = await journal_holders(self._etcd, self._prefix, self._found)
             except EtcdError as err:
                 _log.warning("spools of former processes stay for now: %s", err)
                 return
-            kept = {one.tenure.id for found in self._found.values() for one in found}
+            ours = {one.tenure.id for found in self._found.values() for one in found}
+            # Holders that nobody waits for stay as they are. After a restart of a whole cluster
+            # they are thousands, and nearly all of them are such.
             names = [
-                name for name in names if not held.get(name, set()) & kept or self._is_in_part(name)
+                name
+                for name in names
+                if not holders.get(name, set()) & ours or self._is_in_part(name)
             ]
 
         # One whose store is away, or whose spool is unforeseen, must not delay the others.
@@ -322,6 +337,8 @@ class Leftovers:
         is_any_settled = False
         pairs = zip(found, verdicts, strict=False)
         # What an original has counts before what copies have.
+        # Both may have content at the same offsets, and what is stored first is what others are
+        # compared with.
         for one, verdict in sorted(pairs, key=lambda pair: pair[0].is_copied):
             try:
                 is_settled = await self._carry_out(one, verdict, is_given_up=is_given_up)
@@ -353,9 +370,13 @@ class Leftovers:
             of them.
         """
         item = self._space.state.items.get(journal)
+        # A spec that cannot be read looks like a deleted journal. Its content would be set aside
+        # for a typing error.
         if item is None and await self._is_unreadable(journal, found):
             return None, []
         record, _ = await read_record(self._etcd, self._prefix, journal)
+        # An etcd that lost its data knows no journal either. A process that started before cannot
+        # tell that from deletion, but the next one can, by the history in its tenures.
         if record is None and await self._is_etcd_another(found):
             return None, []  # this broker is about to end, and the next process can report it
         members = await read_own_members(self._etcd, self._prefix)
@@ -369,6 +390,7 @@ class Leftovers:
             is_leaving=is_leaving,
             is_given_up=is_given_up,
         )
+        # The journal is deleted. Its record is under no lease, and would stay in etcd for ever.
         if item is None and record is not None:
             for revision in {one.tenure.create_revision for one in found}:
                 await delete_record(self._etcd, self._prefix, journal, revision)
@@ -386,12 +408,17 @@ class Leftovers:
             case Todo.SAVE:
                 await self._save(found, is_given_up=is_given_up)
             case Todo.LET_GO:
+                # In this order. Announced first, so that whoever continues does so after our end;
+                # stored before the release, because from then on nobody has a reason to wait for
+                # us.
                 is_over = (
                     await self._announce(found)
                     and await self._store(found, found.end)
                     and await self._release(found)
                 )
             case Todo.YIELD:
+                # Others have gone on. What was part of the journal until then may be in no store
+                # yet: our copy may be the last.
                 await run_in(self._executor, self._remove_torn, found)
                 is_over = await self._store(found, verdict.valid_to)
                 if is_over:
@@ -400,6 +427,8 @@ class Leftovers:
             return False
         # One that was just let go of is forgotten in a thread, and who leaves looks but once.
         await run_in(self._executor, finish_closing)
+        # The block is given back last: as long as a file is used, a crash must find the record that
+        # speaks for it.
         if tenure.files:
             return False  # replicas or the persister still use them
         await run_in(self._executor, tenure.leave)
@@ -453,6 +482,7 @@ class Leftovers:
         if not found.fragments:
             return
         others = [one for one in self._found.get(tenure.journal, []) if one is not found]
+        # To be compared with the store, what another spool has must be there first.
         if any(one in self._storing for one in others):
             raise StoreUnavailable("the store does not have what another spool knows yet")
         stored = await self._persister.listed(tenure.journal, tenure.create_revision)
@@ -489,6 +519,8 @@ class Leftovers:
         tenure = found.tenure
         storing = self._storing.get(found)
         if storing is None:
+            # After `valid_to` others gave the same offsets to other bytes. A stored fragment that
+            # crosses it would contradict theirs, so it is cut there.
             mine = [one for one in found.fragments if one.state.end <= valid_to]
             crossing = [
                 one for one in found.fragments if one.state.begin < valid_to < one.state.end
@@ -518,6 +550,8 @@ class Leftovers:
 
     async def _tell_settled(self, tenure: Tenure) -> None:
         """Take a tenure that has nothing more out of the journal's record, which would grow for ever."""
+        # A past holder must stay in the record until its last copy has gone: what comes back later
+        # is only known by it.
         if any(other.tenure.id == tenure.id for other in self._found.get(tenure.journal, [])):
             return  # a copy of it, which may have more
         with contextlib.suppress(GazetteError):  # it stays, and takes up a little room
@@ -557,6 +591,7 @@ class Leftovers:
         """Set such files aside, and remove them from the spool. Raises: OSError: they stay."""
         if found not in self._saved:
             self._set_torn_aside(found)
+        # A torn file may still have a beginning that is believed, and is about to be stored.
         believed = {found.tenure.path(one.file.ordinal, "content") for one in found.fragments}
         for one in found.torn:
             if one.path not in believed:
@@ -583,12 +618,12 @@ class Leftovers:
         self, found: RecoveredTenure, paths: list[Path], spans: list[tuple[int, int]], why: str
     ) -> None:
         """Set files aside, and log it in one line, however many they are. Raises: OSError: call again."""
-        told = [
+        descriptions = [
             set_aside(self._spool_dir, found, path, begin=begin, end=end, why=why)
             for path, (begin, end) in zip(paths, spans, strict=True)
         ]
-        self._count(len(told))
-        if told:
+        self._count(len(descriptions))
+        if descriptions:
             _log.warning(
                 "%s: content [%d, %d) of a spool of broker %s is set aside, since %s: see %s%s",
                 found.tenure.journal,
@@ -596,8 +631,8 @@ class Leftovers:
                 spans[-1][1],
                 found.process,
                 why,
-                told[0],
-                f" and {len(told) - 1} more" if len(told) > 1 else "",
+                descriptions[0],
+                f" and {len(descriptions) - 1} more" if len(descriptions) > 1 else "",
             )
 
 

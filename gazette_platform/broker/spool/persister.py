@@ -128,6 +128,7 @@ class Persister:
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311  not for secrets
         # Each store has its own: one that hangs must not keep fragments from the others.
+        # Bounded: thousands of journals may close a fragment in the same moment.
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_CONCURRENT_MAX)
         )
@@ -167,6 +168,7 @@ class Persister:
             spool.is_stored = index.is_stored
         if spool.fragment.content_length == 0:
             spool.close()
+        # A replica that leaves stores at once as well: nobody may be left to do it.
         elif spool.is_primary or self._is_exiting:
             self._start(spool)
         else:
@@ -187,6 +189,7 @@ class Persister:
         What replicas wait to look for, and a listing has meanwhile, is done.
         """
         for queue in self._queues:
+            # Listings are made anyway. What one of them shows needs no request of its own.
             for spool in [each for each in queue if not each.is_primary and each.is_listed]:
                 queue.remove(spool)
                 spool.close()
@@ -289,9 +292,12 @@ class Persister:
             while url in self._failed.values() and not self._is_exiting:
                 pause_s = backoff_s(tries, _RETRY_STEPS_S)
                 await self._sleep(pause_s * self._rng.uniform(1 - _RETRY_JITTER, 1 + _RETRY_JITTER))
+                # One or two: a store that is away is not asked for each of the thousands that may
+                # wait.
                 tries += 1
                 waiting = self._failed_by(url)
                 under_way = list(self._failed.values()).count(url) - len(waiting)
+                # Tries that hang still count, or each pause would add two more of them.
                 probes = waiting[: max(0, _PROBES_MAX - under_way)]
                 self._start_queued(probes)
                 with contextlib.suppress(TimeoutError):
@@ -336,6 +342,7 @@ class Persister:
         finally:
             # The spool of a cancelled attempt goes back, too: the process may still drain.
             self._in_work.discard(spool)
+            # `_retry` takes what is in here and in no queue for under way; this attempt is over.
             self._failed.pop(spool, None)
             if is_done:
                 spool.close()
@@ -356,6 +363,7 @@ class Persister:
         spec = self._spec_for(spool)
         if spec is None:
             return
+        # By the first store, since the others are tried only on the way out.
         async with self._slots[spec.fragment.stores[0]]:
             spec = self._spec_for(spool)  # the spec may have changed in a long wait
             if spec is not None:
@@ -371,6 +379,8 @@ class Persister:
         return spec
 
     async def _persist_by(self, spec: JournalSpec, spool: CompletedSpool) -> None:
+        # Specs also get into etcd without Apply, which refuses a store that is the folder of
+        # another journal.
         self._lister.check(spec)
         fragment = replace(spool.fragment, path_postfix=self._postfix(spool, spec))
         # A replica lists first: the primary, by its own clock, may have stored the same bytes under another postfix.
@@ -383,6 +393,8 @@ class Persister:
                 await self._put(store, spool, fragment)
             except StoreError as err:
                 is_last = url == spec.fragment.stores[-1]
+                # While the broker serves, another store would only hide the wrong rights: they can
+                # be mended, and nothing is lost meanwhile. On the way out it is the last chance.
                 is_refused = store is not None and isinstance(err, AccessDenied)
                 if is_last or not (self._is_exiting and is_refused):
                     raise _StoreFailed(url, err) from err
@@ -461,6 +473,7 @@ class Persister:
         if form is not None:
             yield form.file.fd, form.length
             return
+        # One at a time for each store: a full disk must not be paid for with all memory.
         async with self._in_memory[store.url]:
             try:
                 form = await self._compressed(spool, None, needs_room=False)
@@ -483,6 +496,8 @@ class Persister:
         """
         content, length = spool.content, spool.fragment.content_length
         try:
+            # Checked first, and not met on the way: appends need the same disk, and would fail by
+            # our half-made file.
             if needs_room and directory is not None:
                 done = spool.compressed.content_length if spool.compressed is not None else 0
                 _check_room(directory, length - done)

@@ -4,6 +4,11 @@ As long as the machine runs, all that a process wrote exists, however the proces
 failure only content counts that was synced, or that a digest proves. A torn record does not count, and
 content after the end of a record was never committed. A file that single others are missing beside is
 kept: the log says what it is, and what is missing.
+
+Copies of a home prove nothing: their original may have gone on. One that is made file by file is known by where
+it lies (see `files.place_of`). Nothing reveals one that was made block by block, of a whole disk; but names of
+homes are random, and it keeps its name: each broker says in etcd which homes it holds, so of a home that two of
+them hold, one is a copy.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
+from gazette_platform.broker.etcd_records import own_member_key, own_members_prefix
 from gazette_platform.broker.spool import head_records
 from gazette_platform.broker.spool.files import (
     COMPRESS_BATCH_BYTES,
@@ -32,11 +38,15 @@ from gazette_platform.broker.spool.tenure import Tenure
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
+    from gazette_platform.broker.epochs import EpochRecord
     from gazette_platform.broker.spool.head_records import FragmentState, Record, TenureHeader
     from gazette_platform.broker.spool.home import SpoolHome
     from gazette_platform.broker.spool.spool import Digest
+    from gazette_platform.etcd import KeyValue
+    from gazette_platform.protocol import ProcessId
 
 _log = logging.getLogger(__name__)
 
@@ -148,6 +158,7 @@ def recover(home: SpoolHome) -> list[RecoveredTenure]:
     by_tenure: defaultdict[str, list[Path]] = defaultdict(list)
     with os.scandir(home.folder) as entries:
         for entry in entries:
+            # No links: what they lead to is not ours to store, or to remove.
             if _OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 by_tenure[entry.name.partition(".")[0]].append(home.folder / entry.name)
     found = []
@@ -266,6 +277,8 @@ def _orphan(path: Path, ordinal: int, states: dict[int, FragmentState], end: int
     size = path.stat().st_size
     to = min((state.begin for n, state in states.items() if n > ordinal), default=end)
     below = [state.end for n, state in states.items() if n < ordinal]
+    # Names say nothing of offsets. If the file is as long as the gap between its neighbours, it is
+    # that gap.
     begin = max(below) if below else to - size
     if begin < 0 or begin + size != to:
         begin = to = 0
@@ -294,6 +307,8 @@ def _take_head(
         found.knows_registers = True
     except _DAMAGE as err:
         _log.error("%s: its registers are lost: %s", found.tenure.journal, err)
+        # Its content may be complete, but a primary with wrong registers would let a fenced writer
+        # append.
         found.is_whole = False
     if latest.ordinal:
         # The file may be sealed already, if no other could be begun. This record says as much, or more.
@@ -334,6 +349,8 @@ def _take_content(
     except OSError as err:
         found.torn.append(Torn(path, begin, end, f"its content is lost: {err}"))
         return
+    # While the machine runs, what a process wrote is in the page cache, however the process ended.
+    # After a restart only what was synced is known to be there.
     is_kept = state.is_durable or _is_of_boot(state, boot)
     try:
         believed_to, sha, why = _believe(fd, state, is_kept=is_kept)
@@ -364,6 +381,8 @@ def _believe(fd: int, state: FragmentState, *, is_kept: bool) -> tuple[int, Dige
         why = "it is shorter than recorded"
     else:
         _hash(fd, sha, 0, proved_to - begin)
+        # The digest proves the beginning. The rest up to the record's end is believed, because it
+        # was synced or the machine has run since.
         if proved_to == begin or sha.digest() == state.digest:
             _hash(fd, sha, proved_to - begin, to - begin)
             left = f"nothing proves its content from {to} on, since the machine was restarted"
@@ -434,28 +453,98 @@ def set_aside(
         "tenure": found.tenure.id,
         "why": why,
     }
+    # Copies of a home have files of the same names, with other content. Neither may take the
+    # other's place.
     names = (f"{path.stem}.{number}{path.suffix}" for number in itertools.count(1))
     places = (folder / name for name in itertools.chain([path.name], names))
     target = next(place for place in places if _is_free(place, path, said))
-    told = target.with_suffix(".json")
+    description = target.with_suffix(".json")
+    # A second name, not a copy: it costs nothing on a full disk, and a crash in between leaves
+    # both.
     if path.exists() and not target.exists():
         os.link(path, target)
-    if not told.exists():
-        write_new(told, f"{json.dumps(said, indent=2)}\n".encode())
-    return told
+    if not description.exists():
+        write_new(description, f"{json.dumps(said, indent=2)}\n".encode())
+    return description
 
 
 def _is_free(target: Path, path: Path, said: dict[str, Any]) -> bool:
     """Whether a place has nothing yet, or has this very file already. Raises: OSError."""
-    told = target.with_suffix(".json")
+    description = target.with_suffix(".json")
     if path.exists():
-        return target.samefile(path) if target.exists() else not told.exists()
-    if not told.exists():
+        return target.samefile(path) if target.exists() else not description.exists()
+    if not description.exists():
         return not target.exists()
     try:
-        former = json.loads(told.read_bytes())
+        former = json.loads(description.read_bytes())
     except ValueError:
         return False
     return isinstance(former, dict) and all(
         former.get(name) == said[name] for name in ("tenure", "begin", "end")
     )
+
+
+# ------------------------------------------------------------------- homes that others hold, too
+def say_homes(homes: Iterable[SpoolHome]) -> bytes:
+    """What a member says of the homes that it holds; not of copies, which prove nothing."""
+    return "\n".join(home.folder.name for home in homes if not home.is_copied).encode()
+
+
+@final
+class OtherHomes:
+    """The homes that living brokers other than this one say they hold. Brokers of Gazette say nothing."""
+
+    def __init__(self, prefix: str, own: ProcessId) -> None:
+        self._prefix = prefix
+        self._own = own
+        self._logged: set[Path] = set()
+
+    def doubled(
+        self,
+        record: EpochRecord | None,
+        found: Iterable[RecoveredTenure],
+        members: Iterable[KeyValue],
+    ) -> set[RecoveredTenure]:
+        """Return those of the tenures found here that another broker has, too.
+
+        If etcd says that this broker is the holder, it goes on: it is not the one that came later.
+
+        Args:
+            record: what etcd has of their journal.
+            found: the tenures.
+            members: the brokers of this project, read after `record`.
+        """
+        others = self._others(members)
+        holders = record.holders if record is not None else ()
+        ours = {one.tenure for one in holders if one.process == self._own}
+        doubled = set()
+        for one in found:
+            folder = one.tenure.folder
+            # Names of homes are random, so two brokers with one name share an origin. Which of them
+            # is the copy cannot be seen, so neither acts unless etcd names it.
+            if folder.name in others and not one.is_copied and one.tenure.id not in ours:
+                self._log_once(folder, others[folder.name])
+                doubled.add(one)
+        return doubled
+
+    def _others(self, members: Iterable[KeyValue]) -> dict[str, str]:
+        """Return the owner of each home, by the home's name."""
+        prefix = own_members_prefix(self._prefix)
+        ours = own_member_key(self._prefix, self._own)
+        return {
+            name: kv.key.removeprefix(prefix)
+            for kv in members
+            if kv.key != ours
+            for name in kv.value.decode(errors="replace").split()
+        }
+
+    def _log_once(self, folder: Path, who: str) -> None:
+        if folder not in self._logged:
+            self._logged.add(folder)
+            _log.error(
+                "%s: broker %s, which is alive, says that it has this folder, too; one of the two is a copy, "
+                "and what this one says of journals is kept, and neither served nor stored (stop the broker "
+                "that runs on the copy, and move the copy away)",
+                folder,
+                who,
+            )

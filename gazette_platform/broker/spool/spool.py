@@ -135,6 +135,8 @@ class Spool:
         self._file: SpoolFile | None = None
         self._compressed: CompressedForm | None = None
         self._may_compress = True
+        # One state that grows, so that no byte is hashed twice: fragments have hundreds of
+        # megabytes.
         self._sha: Digest = hashlib.sha1(usedforsecurity=False)
         self._digested_to = begin
         # An offset and the digest below it, in one value: a thread moves the digest while others look.
@@ -162,6 +164,8 @@ class Spool:
         spool = cls(journal, directory=directory, begin=state.begin, codec=state.codec)
         now = state.first_append_at
         spool.commit(state.end, registers=state.registers, now=now, digest=sha)
+        # The persister compresses it. The journal, which is being taken over, must not wait for
+        # that.
         spool._file, spool._may_compress = file, False
         return spool
 
@@ -231,6 +235,8 @@ class Spool:
         if file is None:
             file = self._file = self._begin_file()
         fd, base = file.fd, self.begin
+        # A draft after a rollback begins where another one did, and takes the place of what was
+        # synced.
         if at <= self.synced_to:
             # What was synced there is rewritten, and so is all that could not be synced.
             self.synced_to, self.is_doubtful = at, False
@@ -275,6 +281,8 @@ class Spool:
             registers,
             self.codec,
             at_us,
+            # The record may be on disk before the content is. It says how far the content is, or a
+            # power failure would leave a record of bytes that never arrived.
             end if is_durable else min(self.synced_to, end),
             *self._proof(end),
             is_durable,
@@ -402,6 +410,7 @@ class Spool:
         Returns: what the persister needs, or None if the fragment is empty.
         Raises: OSError: as `digest_step`; call again.
         """
+        # No empty object in a store: its name would have equal begin and end, and cover nothing.
         if self.content_length == 0 or self._file is None or self.first_append_at is None:
             self.discard()
             return None
@@ -432,6 +441,8 @@ class Spool:
 
     def leave_behind(self) -> None:
         """Drop the spool, but leave its content to whoever looks for it after this process."""
+        # Acknowledged content is never deleted because it cannot be read now. The next process
+        # looks at it again.
         if self._file is not None:
             self._file.keep_names()
         self.discard()

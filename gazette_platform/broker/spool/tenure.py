@@ -242,10 +242,14 @@ class Tenure:
 
         Raises: OSError: none of the files is left.
         """
+        # If the folder was moved away, and a copy put in its place, files would be made in the copy
+        # and records in the original.
         self._home.check_place()
         with self._mutex:
             self._ordinal += 1
             ordinal = self._ordinal
+        # Never an existing file: numbers only grow, so one that is there has content that another
+        # record speaks for.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             # The record of the closed fragment needs room, and the disk may be full by then.
@@ -290,6 +294,8 @@ class Tenure:
         if ordinal != self._slot_ordinal:
             self._seal_last()
         number = self._number + 1
+        # By identity: most appends keep the registers, and to encode them for each would cost more
+        # than the record.
         if state.registers is not self._registers:
             self._registers = state.registers
             self._encoded = head_records.encode_registers(state.registers)
@@ -331,6 +337,8 @@ class Tenure:
     def _write_overflow(self, number: int) -> bytes:
         """Write registers to the file of their slot. Returns: what the record has in their place."""
         parity, encoded = number & 1, self._encoded
+        # One file for each slot, as with records: while the new registers are written, those of the
+        # record before stay whole.
         if self._overflow[parity] is not encoded:
             self._overflow[parity] = b""
             self._home.write_new(self._home.folder / f"{self.id}.registers.{parity}", encoded)
@@ -364,6 +372,8 @@ class Tenure:
                 os.fsync(fd)
         finally:
             os.close(fd)
+        # Read-only from now on: a store may take the file over under another name, and nothing may
+        # change it there.
         with contextlib.suppress(OSError):  # by its name: whoever held it last may have closed it
             self.path(file.ordinal, "content").chmod(_SEALED_MODE)
 
@@ -374,6 +384,7 @@ class Tenure:
 
     def sync(self) -> None:
         """Bring what is recorded to the disk itself. For a thread. Raises: OSError."""
+        # Read before the sync: a record that is written meanwhile is not covered by it.
         number = self._number
         self._home.sync()
         self._synced = number
@@ -412,6 +423,7 @@ class Tenure:
         """Give up the journal: others have what we held. Files with holders stay. Raises: OSError."""
         if self._block < 0:
             return
+        # Names are removed in the background: they are gone before the block that speaks for them.
         finish_closing()
         for parity in (0, 1):
             (self._home.folder / f"{self.id}.registers.{parity}").unlink(missing_ok=True)

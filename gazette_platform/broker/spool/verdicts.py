@@ -6,7 +6,7 @@ counts; the order of folders, their age, and how they came there do not.
     of the tenure                                              verdict
     ---------------------------------------------------------  ------------------------------------------
     older than etcd's data, and no broker took appends since    WAIT
-    else not a holder (see `epochs.standing`)                   YIELD up to the end of its last epoch; of
+    else not a holder (see `epochs.tenure_status`)              YIELD up to the end of its last epoch; of
                                                                 a copied home nothing
     a holder, in a copied home                                  SAVE if an operator gives up what is lost,
                                                                 and no other here is whole; else WAIT
@@ -41,12 +41,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from gazette_platform.broker.epochs import standing
+from gazette_platform.broker.epochs import tenure_status
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from gazette_platform.broker.epochs import EpochRecord, Standing
+    from gazette_platform.broker.epochs import EpochRecord, TenureStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +124,25 @@ def decide(
     is_saved = is_given_up and first is None and not in_use
     verdicts = []
     for number, one in enumerate(found):
-        stands = _standing(record, one, journal_revision)
+        status = _status(record, one, journal_revision)
         is_new = record is None or record.create_revision != journal_revision
         # etcd came back empty: the record that would name the holder is lost with everything else. To yield would set
         # aside what may be the only copy. It waits until a replica of the new spec goes on with it, or does not.
         if one.is_older_than_etcd and is_new:
             verdicts.append(_WAIT)
-        elif not stands.is_holder:
+        elif not status.is_holder:
             # Up to the end of its last epoch the content was part of the journal, whoever holds it now. After that
             # another broker may have given the same offsets to other bytes.
-            verdicts.append(Verdict(Todo.YIELD, 0 if one.is_copied else stands.valid_to))
+            verdicts.append(Verdict(Todo.YIELD, 0 if one.is_copied else status.valid_to))
         elif one.is_doubled:
             verdicts.append(_WAIT)
         elif number == first:
             # Letting go cannot be taken back: from then on others go on without us. So a reason is needed, and
             # "it has been here for long" is none.
             is_suspended = suspended_at is not None and suspended_at >= one.end
-            is_let_go = stands.is_wanted or is_suspended or (is_leaving and stands.is_alone)
+            is_let_go = status.is_wanted or is_suspended or (is_leaving and status.is_alone)
             verdicts.append(Verdict(Todo.LET_GO) if is_let_go else _WAIT)
-        elif (is_saved or (stands.is_alone and not one.is_copied)) and is_furthest(
+        elif (is_saved or (status.is_alone and not one.is_copied)) and is_furthest(
             found, number, in_use
         ):
             verdicts.append(Verdict(Todo.SAVE))
@@ -167,7 +167,7 @@ def heir(
     heirs = [
         number
         for number, one in enumerate(found)
-        if _standing(record, one, journal_revision).is_holder
+        if _status(record, one, journal_revision).is_holder
         and one.is_whole
         and not one.is_copied
         and not one.is_doubled
@@ -230,8 +230,10 @@ def _extent(one: Evidence) -> tuple[int, bool, bool, bool]:
     return one.end, not one.is_copied, one.is_whole, one.is_end_known
 
 
-def _standing(record: EpochRecord | None, one: Evidence, journal_revision: int | None) -> Standing:
-    return standing(
+def _status(
+    record: EpochRecord | None, one: Evidence, journal_revision: int | None
+) -> TenureStatus:
+    return tenure_status(
         record,
         one.tenure,
         create_revision=one.create_revision,

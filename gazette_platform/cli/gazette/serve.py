@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gazette_platform.broker.config import BrokerConfig, FsyncMode
-from gazette_platform.broker.processes import configs_of, process_count
+from gazette_platform.broker.config import BrokerConfig, FsyncMode, configs_of, process_count
 from gazette_platform.cli import errors
 from gazette_platform.cli.options import (
     ListenAddress,
@@ -29,8 +28,8 @@ from gazette_platform.cli.options import (
 from gazette_platform.cli.program import render_ini, set_up_logging
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.process import usable_cores
+from gazette_platform.serving.config import random_id
 from gazette_platform.serving.members.line import SupervisorLine
-from gazette_platform.serving.process.names import random_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -218,7 +217,7 @@ def serve_processes(config: BrokerConfig, count: int, *, log_level: str, log_for
         Supervision,
         Supervisor,
     )
-    from gazette_platform.serving.process.running import run_server  # noqa: PLC0415
+    from gazette_platform.serving.process import run_server  # noqa: PLC0415
 
     if config.debug_port is None:
         raise ValidationError(

@@ -418,16 +418,16 @@ class Reader(Aclosing):
     async def _ended(self) -> None:
         """The RPC ended in order: at our end, at a fragment to fetch, or because its broker ended."""
         self._drop()
-        told, options = self._metadata, self._options
-        if (options.metadata_only and told is not None) or (
+        metadata, options = self._metadata, self._options
+        if (options.metadata_only and metadata is not None) or (
             options.end_offset and self.offset >= options.end_offset
         ):
             self._is_done = True
         elif self._served_to and self.offset >= self._served_to:
             self._served_to = 0  # from here on the store is asked again
-        elif told is not None and self._is_direct and told.fragment_url and self.fragment:
+        elif metadata is not None and self._is_direct and metadata.fragment_url and self.fragment:
             self._metadata = None
-            self._read_stored(FragmentListing(self.fragment, told.fragment_url))
+            self._read_stored(FragmentListing(self.fragment, metadata.fragment_url))
         else:
             await self._patience.wait(
                 TransportError(f"read of {self.journal}: the broker ended the stream")

@@ -56,8 +56,8 @@ class LineReader:
     def __init__(self, reader: PieceReader, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._reader = reader
         self._line_bytes_max = line_bytes_max
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
         self.offset = reader.offset
 
     def __aiter__(self) -> Self:
@@ -77,37 +77,37 @@ class LineReader:
                 self._restart(jump.to_offset)
                 raise
             except StopAsyncIteration:
-                if not self._held_bytes:
+                if not self._pieces_bytes:
                     raise
                 raise DataError(
                     f"{self._reader.journal}: unexpected EOF: the content ends within a line, "
-                    f"{self._held_bytes} bytes after offset {self.offset}"
+                    f"{self._pieces_bytes} bytes after offset {self.offset}"
                 ) from None
             begin = self._reader.offset - len(piece)
-            if begin != self.offset + self._held_bytes:
+            if begin != self.offset + self._pieces_bytes:
                 # The first piece of a read from the head, or one behind a jump read over.
                 self._restart(begin)
             if b"\n" not in piece:
                 self._hold(piece)
                 continue
-            batch, rest = split_lines(b"".join((*self._held, piece)) if self._held else piece)
-            self._held, self._held_bytes = [], 0
+            batch, rest = split_lines(b"".join((*self._pieces, piece)) if self._pieces else piece)
+            self._pieces, self._pieces_bytes = [], 0
             self._hold(rest)
             self.offset = self._reader.offset - len(rest)
             return batch
 
     def _restart(self, offset: int) -> None:
-        self._held, self._held_bytes = [], 0
+        self._pieces, self._pieces_bytes = [], 0
         self.offset = offset
 
     def _hold(self, piece: bytes) -> None:
         if not piece:
             return
-        self._held.append(piece)
-        self._held_bytes += len(piece)
-        if self._held_bytes > self._line_bytes_max:
+        self._pieces.append(piece)
+        self._pieces_bytes += len(piece)
+        if self._pieces_bytes > self._line_bytes_max:
             raise Desynchronized(
-                f"{self._reader.journal}: no newline within {self._held_bytes} bytes after offset "
+                f"{self._reader.journal}: no newline within {self._pieces_bytes} bytes after offset "
                 f"{self.offset} (is the journal made of lines?)"
             )
 

@@ -23,7 +23,7 @@ from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import Compare, Delete
 from gazette_platform.message import SequencerCounts
 from gazette_platform.ops.retry import backoff_s
-from gazette_platform.serving.call_metrics import CallMetrics, Tallies
+from gazette_platform.serving.calls import CallMetrics, Tallies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -41,13 +41,11 @@ from gazette_platform.ops.process import LoopWatch
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator
-from gazette_platform.serving.config import ServerConfig, Wire, expect_setting
-from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.config import ServerConfig, Wire, expect_setting, random_id
+from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer, Origins
-from gazette_platform.serving.process.departure import Departure
-from gazette_platform.serving.process.names import random_id
-from gazette_platform.serving.process.running import run_server
+from gazette_platform.serving.process import Departure, run_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,7 @@ import aiohttp
 from google.protobuf.message import DecodeError
 from yarl import URL
 
-from gazette_platform.client.auth import Authorizer
-from gazette_platform.client.wire import WirePool
+from gazette_platform.client.wire import Authorizer, WirePool
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.auth import Capability

@@ -37,16 +37,15 @@ from gazette_platform.protocol import Header, LabelSelector, LabelSet, Route
 from gazette_platform.protocol.auth import Capability, Forbidden
 from gazette_platform.protocol.names import check_field
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, consumer_pb2 as pb
-from gazette_platform.serving.http_server import caller_metadata
+from gazette_platform.serving.calls import before_expiry, failure_of
+from gazette_platform.serving.http_server import RestRoutes, caller_metadata
 from gazette_platform.serving.interface import Kind, Rpc, RpcFailed
-from gazette_platform.serving.outcome import before_expiry, failure_of
 from gazette_platform.serving.rest_messages import (
     INVALID_ARGUMENT,
     error_of,
     message_line,
     parse_request,
 )
-from gazette_platform.serving.rest_routes import RestRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

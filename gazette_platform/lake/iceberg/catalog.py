@@ -40,7 +40,7 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from gazette_platform.errors import LakeError, SetupError, TypedFenced
+from gazette_platform.errors import LakeError, SetupError, TableFenced
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.catalogs import ICEBERG, CatalogLogin
 from gazette_platform.lake.iceberg.metastore import IcebergTables
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.raw.registration import Metastore
+    from gazette_platform.hive import Metastore
     from gazette_platform.lake.settings import LakeSettings
 
 # What properties of stores begin with. The rest are of the catalog.
@@ -337,12 +337,12 @@ class PinnedHandle:
         return self._handle.name
 
     def load(self) -> Loaded | None:
-        """See `TableHandle`. Raises: TypedFenced, also: there is another table now."""
+        """See `TableHandle`. Raises: TableFenced, also: there is another table now."""
         found = self._handle.load()
         # Compare identities, not names: a zombie wakes up after its table was dropped and made
         # again. Both tables may have no tag yet, so the fence alone would let it through.
         if found is not None and found.metadata.table_uuid != self._uuid:
-            raise TypedFenced(
+            raise TableFenced(
                 f"{self.name} was dropped and recreated since this began, so it changed nothing: run again"
             )
         return found

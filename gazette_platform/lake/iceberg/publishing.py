@@ -1,25 +1,32 @@
-"""Publishing rows of a typed table: the files of workers become rows together with the run's progress, or not at all.
+"""How our Iceberg tables change: rows and the progress that they belong to become visible together, or not at all.
 
-One change of the table's metadata adds a snapshot with the files and moves the branch ``main`` and the tag `PROGRESS`
-to it. The catalog checks two conditions in the same step:
+One change of the table's metadata adds a snapshot and moves the branch ``main`` and the tag `PROGRESS` to it. The catalog
+checks two conditions in the same step:
 
 - the tag is where it was when the run began; otherwise another run has published (the fence);
-- main is where this process saw it a moment ago; otherwise maintenance came between, and the files go on top of that.
+- main is where this process saw it a moment ago; otherwise maintenance came between, and the snapshot is made again on top
+  of that.
 
 A snapshot that an engine has staged is in the table already, unseen by readers. The same change publishes it, without
 adding it.
 
 The tag is the progress. No engine expires it and snapshot ids are never reused, so a run that wakes up late, however
 late, is refused.
+
+What is too long for a property of a snapshot is a file beside the table, at `<location>.gazette/`, that the snapshot names:
+states and lists of quarantined files of a typed table, covers of a rollup. Within the table's location engines would remove
+it as an orphan, so our own maintenance removes files that no snapshot names (`maintenance.unnamed_files`).
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io import load_file_io
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertDefaultSpecId,
@@ -31,7 +38,7 @@ from pyiceberg.table.update import (
 
 from gazette_platform.errors import (
     LakeError,
-    TypedFenced,
+    TableFenced,
     TypedProgressGone,
     TypedRefused,
     TypedRolledBack,
@@ -40,6 +47,7 @@ from gazette_platform.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
@@ -258,7 +266,7 @@ def publish_files(
         properties: of the snapshot; `RUN` is added.
 
     Returns: what was published; it need not be the newest, if this is asked late.
-    Raises: TypedFenced: another run has published, or parted the table otherwise, since `start`; nothing was changed,
+    Raises: TableFenced: another run has published, or parted the table otherwise, since `start`; nothing was changed,
         unless this had been published and has expired: do not remove the files. TypedRolledBack, TypedProgressGone:
         a person has to look; nothing was changed. LakeError: the catalog broke off, or the table is changed all
         the time: ask again.
@@ -270,7 +278,7 @@ def publish_files(
         require_parted_by(now.metadata, files, handle.name)
         return _appended(now, files, {**properties, RUN: run})
 
-    return publish_snapshot(handle, start, run, appended)
+    return publish_snapshot(handle, run, began_at(start, handle.name), appended)
 
 
 def publish_staged(
@@ -308,27 +316,38 @@ def publish_staged(
         return snapshot
 
     try:
-        return publish_snapshot(handle, start, run, found, spent=spent, tags=tags)
+        require = began_at(start, handle.name)
+        return publish_snapshot(handle, run, require, found, spent=spent, tags=tags)
     except _MovedError:
         return None
 
 
 def publish_snapshot(
     handle: TableHandle,
-    start: int | None,
     run: str,
+    require: Callable[[TableMetadata], None],
     made: Callable[[Loaded], Snapshot],
     *,
     spent: Sequence[int] = (),
     tags: Mapping[str, int] | None = None,
+    shaped: Callable[[Loaded], Loaded] | None = None,
 ) -> Published:
-    """Publish a snapshot of any kind, on the conditions of `publish_files`. Same arguments, result and errors.
+    """Publish a snapshot of any kind: the one loop that changes rows of our tables.
 
     Args:
-        made: gives one on top of what the table holds now, with the property `RUN`. It is called again whenever
-            others have changed the table meanwhile.
+        handle: of the table.
+        run: of this publication and no other.
+        require: raises unless the table is still what the change was planned from. `began_at` gives that of typed
+            tables.
+        made: gives a snapshot on top of what the table holds now, with the property `RUN`. It is called again
+            whenever others have changed the table meanwhile.
         spent: snapshots that the same change removes.
         tags: others that the same change moves, and to which snapshots.
+        shaped: replaces the metadata before the snapshot is added, with the same `token`; None: the table keeps its
+            shape. Only for a catalog that compares nothing but the token (`MetastoreHandle`).
+
+    Returns: what was published; it need not be the newest, if this is asked late.
+    Raises: what `require` and `made` raise; nothing was changed. LakeError: as `publish_files`.
     """
     refused: CommitFailedException | None = None
     for _ in range(_ATTEMPTS):
@@ -340,13 +359,14 @@ def publish_snapshot(
             return Published(before.snapshot_id, now.metadata)
         # Check here as well as in the catalog: the catalog says only that something differs, and
         # not which error a person needs.
-        require_start(now.metadata, start, handle.name)
-        require_progress(now.metadata, handle.name)
+        require(now.metadata)
+        now = now if shaped is None else shaped(now)
         snapshot = made(now)
         requirements = (
             AssertTableUUID(uuid=now.metadata.table_uuid),
             still_headed(now.metadata),
-            still_at(now.metadata, start),
+            # `require` has looked at the tag that this is. Metadata of another shape has none yet.
+            still_at(now.metadata, progress_of(now.metadata)),
             # The uuid above refuses a table of the same name that was made again. Main keeps
             # maintenance's rewrite from being undone; the tag is the fence.
             still_parted_by(now.metadata),
@@ -380,14 +400,14 @@ def publish_snapshot(
 def insisting(ask: Callable[[], _T], log: Callable[[str], None]) -> _T:
     """Repeat a publication until the catalog answers. A repetition publishes nothing twice.
 
-    Raises: TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused: that is the answer. LakeError: there was no
+    Raises: TableFenced, TypedRolledBack, TypedProgressGone, TypedRefused: that is the answer. LakeError: there was no
         answer for half a minute.
     """
     for pause_s in _ASKING_STEPS_S:
         try:
             return ask()
         # These are answers. Only an outage leaves open whether the change was made.
-        except (TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused):
+        except (TableFenced, TypedRolledBack, TypedProgressGone, TypedRefused):
             raise
         except LakeError as err:
             log(f"asking again whether it was published: {err}")
@@ -421,10 +441,20 @@ def published_by(metadata: TableMetadata, run: str) -> Snapshot | None:
     return None
 
 
+def began_at(start: int | None, name: str) -> Callable[[TableMetadata], None]:
+    """Return what a run of a typed table requires to publish: its progress is at `start`, and main has it."""
+
+    def require(metadata: TableMetadata) -> None:
+        require_start(metadata, start, name)
+        require_progress(metadata, name)
+
+    return require
+
+
 def require_start(metadata: TableMetadata, start: int | None, name: str) -> None:
     """Require that no run has published since progress was at `start`.
 
-    Raises: TypedFenced: another run has. TypedProgressGone: the table has rows, and no tag.
+    Raises: TableFenced: another run has. TypedProgressGone: the table has rows, and no tag.
     """
     # The id of a snapshot never comes again. Times and counters could, after a restored backup or
     # on a machine whose clock is wrong.
@@ -433,7 +463,7 @@ def require_start(metadata: TableMetadata, start: int | None, name: str) -> None
         # If the tag was dropped, report that, and not that another run had published.
         require_progress(metadata, name)
     if at != start:
-        raise TypedFenced(
+        raise TableFenced(
             f"another run has published to {name} since this one began (progress is at snapshot {at}, not "
             f"{start}), so it changed nothing; the next run goes on from there"
         )
@@ -442,11 +472,11 @@ def require_start(metadata: TableMetadata, start: int | None, name: str) -> None
 def require_parted_by(metadata: TableMetadata, files: Sequence[DataFile], name: str) -> None:
     """Require that all files are partitioned as the table partitions new ones now.
 
-    Raises: TypedFenced: some are not.
+    Raises: TableFenced: some are not.
     """
     other = {file.spec_id for file in files} - {metadata.default_spec_id}
     if other:
-        raise TypedFenced(
+        raise TableFenced(
             f"{name} is partitioned by spec {metadata.default_spec_id} by now, and this run wrote files by "
             f"{', '.join(map(str, sorted(other)))}, so it changed nothing; the next run writes them again"
         )
@@ -471,3 +501,52 @@ def _ref_at(name: str, snapshot_id: int | None) -> AssertRefSnapshotId:
 def _ref(metadata: TableMetadata, name: str) -> int | None:
     found = metadata.refs.get(name)
     return found.snapshot_id if found is not None else None
+
+
+STATE: Final = "gazette.state"
+"""Property of a snapshot: path of the file with the state after it."""
+QUARANTINE: Final = "gazette.quarantine"
+"""Property of a snapshot: path of the list of files that the run has quarantined; absent: none."""
+QUARANTINED: Final = "gazette.quarantined"
+"""Property of a snapshot of a typed table: how many records are in quarantine, once all is settled."""
+COVERS: Final = "gazette.covers"
+"""Property of a snapshot of a rollup: path of the file that says what the table covers."""
+NAMED_BY: Final = (STATE, QUARANTINE, COVERS)
+"""Properties that name files beside a table."""
+
+
+def write_side_file(location: str, kind: str, content: bytes, io: FileIO | None = None) -> str:
+    """Write a file beside the table at `location`, under a new name. Returns: its path.
+
+    Raises: LakeError: it cannot be written.
+    """
+    # Never write to an existing name: an attempt that lost the fence would overwrite what a
+    # published snapshot names.
+    path = f"{location}.gazette/{uuid.uuid4()}.{kind}"
+    files = io if io is not None else load_file_io({}, path)
+    try:
+        # It is written before the snapshot that names it. After a crash in between no snapshot
+        # names the file, and maintenance removes it.
+        with files.new_output(path).create() as stream:
+            stream.write(content)
+    except OSError as err:
+        raise LakeError(
+            f"cannot write {path}, beside the table ({err}): see that the place can be written, and run again"
+        ) from err
+    return path
+
+
+def read_side_file(io: FileIO, path: str, name: str) -> bytes:
+    """Read a file that a snapshot of table `name` names.
+
+    Raises: LakeError: it is gone, or cannot be read.
+    """
+    try:
+        with io.new_input(path).open() as stream:
+            return bytes(stream.read())
+    except OSError as err:
+        raise LakeError(
+            f"cannot read {path}, which a snapshot of {name} names ({err}): if it is gone, fetch it from a "
+            "backup, or roll the table and its tag "
+            f"{PROGRESS} back to a snapshot whose file exists, and what came after it is read again"
+        ) from err

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Literal, final
 import yaml
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake.inference.profile import InferredType, Profile, Profiler, infer_type
+from gazette_platform.lake.inference.profile import (
+    InferredType,
+    Profile,
+    Profiler,
+    infer_type,
+    propose_typed,
+    set_aside_of,
+)
 from gazette_platform.lake.spec.formats import (
     OVER_LINES,
     WINDOWS,
@@ -38,7 +45,7 @@ from gazette_platform.lake.spec.types import parse_type
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gazette_platform.lake.inference.typed import Proposal
+    from gazette_platform.lake.inference.profile import Proposal
     from gazette_platform.protocol import JournalSpec
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
@@ -201,9 +208,6 @@ def refusal(found: ContentFormat) -> str:
 
 def _add_typed(found: Inference, records: Profile, lines: Sequence[bytes]) -> None:
     """Add to the spec what the records show about a typed table."""
-    # Slow to import, and only needed for this.
-    from gazette_platform.lake.inference.typed import propose_typed, set_aside_of  # noqa: PLC0415
-
     proposal = propose_typed(found.spec, records)
     text = found.text + _section(found.spec, proposal)
     found.spec = parse_table_spec(text)

@@ -1,5 +1,9 @@
-"""Content of journals for tables: where each byte is, how to fetch it, and whether its values fit.
+"""Content of journals for tables: how to fetch it, what records are in it, and whether their values fit.
 
-A *segment* is a span of a journal that one fragment file holds, or that a broker must be asked for. Files are read where
-engines read them; a broker is the fallback. Cost: one listing of a journal, and one read of each file that is needed.
+Files are read where engines read them; a broker is the fallback. Cost: one listing of a journal, and one read of each file that
+is needed.
+
+One parser makes Arrow columns of lines, all or none (`json_columns`, `csv_columns`, and `scalar_columns` for a few columns), and
+`sifting` finds the good ones of a block that was refused. What becomes of the others is the policy of the caller: NULL in raw
+tables (`rows`), quarantine in typed ones. `values` counts what does not fit, needs no columns, and so no Arrow.
 """

@@ -6,9 +6,16 @@ covers with the sources. Guarantee: a slice is made again exactly when what it w
 changed, and a commit that does not follow on the covers it was planned from is refused.
 """
 
-from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
 from gazette_platform.lake.rollups.engines import PythonRollup, rollup
-from gazette_platform.lake.rollups.planning import Plan, Sealed, SourceState, make_plan
+from gazette_platform.lake.rollups.planning import (
+    Covers,
+    Plan,
+    Sealed,
+    Seen,
+    SliceCover,
+    SourceState,
+    make_plan,
+)
 from gazette_platform.lake.rollups.spec import (
     RollupFolder,
     RollupSpec,

@@ -149,13 +149,13 @@ def check_queries(
 
 def made_by(open_tables: Callable[[], IcebergTables], spec: RollupSpec) -> bool:
     """Return whether the rollup's table was made by the query that it has now; False if that is not known."""
-    from gazette_platform.lake.rollups.commit import CODE  # noqa: PLC0415  slow to import
+    from gazette_platform.lake.rollups.table import CODE, noted  # noqa: PLC0415  slow to import
 
     try:
         table = open_tables().load(spec.schema, spec.table)
     except GazetteError:
         return False
-    return table is not None and table.metadata.properties.get(CODE) == spec.code_version
+    return table is not None and noted(table.metadata).get(CODE) == spec.code_version
 
 
 def _raw_columns(spec: TableSpec, journals: Sequence[JournalSpec]) -> tuple[str, ...] | None:

@@ -1,22 +1,18 @@
-"""The sources of a rollup as they are now: their parts, their states, and their names in engines.
+"""A run of a rollup: read what it covers, read its sources, make what differs, commit.
 
-Is the raw content that slices are made of still there? Asked of the store, where files go before accounts do.
+The order is what makes it right. What the table covers is read first, then what sources hold, then their rows. So rows are
+at least as new as the sources' state that is noted for them, and that is at least as new as anything that was committed
+before. The fence finds whatever is committed meanwhile.
 
-Accounts of a raw table follow a prune minutes later, when brokers know of it. A slice that was made again in
-between would hold less than its cover says, and the existing rows would be lost. So the files of its parts are looked
-for before, and again when its rows were read: files do not come back, so what exists now existed then.
+Accounts of a raw table follow a prune minutes later, when brokers know of it. A slice that was made again in between would
+hold less than its cover says, and the existing rows would be lost. So a run looks for the files of its parts before and
+after it reads rows: files do not come back, so what exists now existed then.
 
-They do come back of a store that was away, which engines read as empty. A slice that was made meanwhile would lack
-rows for ever, since its cover says that it has them. So a part without any file is waited for, also by
-slices that are made for the first time, or that may shrink: either the store returns, or accounts follow the prune.
+Files do come back of a store that was away, which engines read as empty. A slice that was made meanwhile would lack rows
+for ever, since its cover says that it has them. So a run waits for a part without any file, also for slices that are made
+for the first time, or that may shrink: either the store returns, or accounts follow the prune.
 
 Cost: a listing of each directory that a slice is made of; engines that read it make the same.
-
-A run of a rollup: read what it covers, read its sources, make what differs, commit.
-
-The order is what makes it right: what the table covers is read first, then what sources hold, then their
-rows. So rows are at least as new as the sources' state that is noted for them, and that is at least as new
-as anything that was committed before; whatever is committed meanwhile is found by the fence.
 """
 
 from __future__ import annotations
@@ -34,12 +30,11 @@ from gazette_platform.hive import partition_name
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.raw.views import VIEW_OF, excluded_digests
-from gazette_platform.lake.rollups.commit import Commit, Committed, commit
-from gazette_platform.lake.rollups.covers import Seen
 from gazette_platform.lake.rollups.engines import SourceTable, StagingTable
 from gazette_platform.lake.rollups.planning import (
     Plan,
     Sealed,
+    Seen,
     SourceState,
     batches,
     covers_after,
@@ -47,7 +42,13 @@ from gazette_platform.lake.rollups.planning import (
     with_new_aliases,
 )
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
-from gazette_platform.lake.rollups.stored_covers import covers_path, read_covers
+from gazette_platform.lake.rollups.table import (
+    Commit,
+    Committed,
+    commit,
+    covers_path,
+    read_covers,
+)
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import parse_fragment_path
@@ -56,11 +57,12 @@ from gazette_platform.protocol.ranges import merge_ranges
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-    from gazette_platform.hive import HiveTable, MetastoreSession
+    from pyiceberg.table.metadata import TableMetadata
+
+    from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
-    from gazette_platform.lake.raw.registration import Metastore
-    from gazette_platform.lake.rollups.covers import Covers, SliceCover
     from gazette_platform.lake.rollups.engines import RollupEngine
+    from gazette_platform.lake.rollups.planning import Covers, SliceCover
     from gazette_platform.lake.rollups.spec import RollupSpec
     from gazette_platform.ops.clock import Clock
 
@@ -162,7 +164,7 @@ def _iceberg(session: MetastoreSession, tables: IcebergTables, name: str) -> Sou
     types = table.slice_types()
     columns: tuple[str, ...] = ()
     parts: dict[str, tuple[tuple[str, ...], Seen]] = {}
-    if covers_path(table):
+    if covers_path(table.metadata):
         covers = read_covers(tables, table)
         columns = covers.columns
         for values, cover in covers.slices.items():
@@ -281,7 +283,7 @@ class RollupReport:
 
     table: str
     covers: Covers
-    now: IcebergTable | None
+    now: TableMetadata | None
     """The table as the run left it; None: it was never made."""
     source_columns: Mapping[str, tuple[str, ...]]
     """Columns of the sources, by their aliases."""
@@ -344,10 +346,12 @@ class RollupRunner:
             spec: the rollup.
             is_forced: make all again from current content, and drop the rest.
 
-        Raises: RollupFenced: another run committed meanwhile. LakeError: a source is not there yet, the query
+        Raises: TableFenced: another run committed meanwhile. LakeError: a source is not there yet, the query
             was refused, or a server cannot be reached.
         """
-        base, covers, sources = _read(self._metastore, self._tables, spec)
+        found, covers, sources = _read(self._metastore, self._tables, spec)
+        base = found.metadata if found is not None else None
+        former = covers_path(base) if base is not None else ""
         plan = make_plan(spec, _states(sources), covers, is_forced=is_forced)
         is_waiting = False
         if not is_forced:
@@ -369,28 +373,35 @@ class RollupRunner:
         # One commit for each batch, so that a killed run loses one batch at most.
         groups = [work] if plan.is_rebuild or not work else [[batch] for batch in work]
         location = (
-            base.metadata.location
+            base.location
             if base is not None
             else self._tables.new_location(spec.schema, spec.table)
         )
         for group in groups:
             made = {values: cover for batch in group for values, cover in batch.items()}
-            done, covers = self._make(
-                spec,
-                plan,
-                sources,
-                base,
-                location,
+            after = covers_after(spec, covers, plan, made)
+            done = self._make(
                 group,
-                made,
+                sources,
                 covers,
+                Commit(
+                    spec=spec,
+                    base=base,
+                    former=former,
+                    location=location,
+                    staging=_staging_name(spec, self._clock) if group else "",
+                    replaced={*made, *plan.drop},
+                    made=list(made),
+                    covers=after,
+                    # Both are one commit of all there is.
+                    replaces_all=is_forced or (base is not None and covers.columns != spec.slices),
+                ),
                 is_forced=is_forced,
-                # Both are one commit of all there is.
-                replaces_all=is_forced or (base is not None and covers.columns != spec.slices),
             )
+            covers = after
             self._note(report, plan, done, covers, made)
             plan = Plan(plan.make, (), plan.sealed, plan.is_rebuild)  # what goes is gone by now
-            base = done.table
+            base, former = done.metadata, done.path
         return report
 
     def _without_lost(
@@ -420,25 +431,21 @@ class RollupRunner:
         is_waiting = any(why.is_away for why in lost.values())
         return replace(plan, make=make, sealed=sealed), is_waiting
 
-    def _make(  # noqa: PLR0917
+    def _make(
         self,
-        spec: RollupSpec,
-        plan: Plan,
-        sources: Mapping[str, Source],
-        base: IcebergTable | None,
-        location: str,
         group: Sequence[Mapping[tuple[str, ...], SliceCover]],
-        made: Mapping[tuple[str, ...], SliceCover],
+        sources: Mapping[str, Source],
         covers: Covers,
+        what: Commit,
         *,
         is_forced: bool,
-        replaces_all: bool,
-    ) -> tuple[Committed, Covers]:
+    ) -> Committed:
         """Make some slices and commit them."""
-        name = f"{spec.schema}__{spec.table}__{int(self._clock.unix_s()):x}_{uuid.uuid4().hex[:8]}"
-        staging = StagingTable(name=name, location=f"{location}/data/{name}", slices=spec.slices)
+        spec, name = what.spec, what.staging
+        staging = StagingTable(
+            name=name, location=f"{what.location}/data/{name}", slices=spec.slices
+        )
         tables = {alias: source.table for alias, source in sources.items()}
-        after = covers_after(spec, covers, plan, made)
         try:
             for index, batch in enumerate(group):
                 self._engine.stage(staging, spec, tables, list(batch), is_first=index == 0)
@@ -446,26 +453,15 @@ class RollupRunner:
             if not is_forced:
                 # Look again after reading: a prune during the query would have removed rows that
                 # the cover claims.
+                made = {values: what.covers.slices[values] for values in what.made}
                 self._require_whole(spec, sources, made, covers)
-            done = commit(
-                self._tables,
-                Commit(
-                    spec=spec,
-                    base=base,
-                    location=location,
-                    staging=name if group else "",
-                    replaced={*made, *plan.drop},
-                    made=list(made),
-                    covers=after,
-                    replaces_all=replaces_all,
-                ),
-            )
+            return commit(self._tables, what)
         finally:
             # Its files are the rollup's now, or else orphans, which maintenance removes. A later run
             # forgets the table if this cannot.
-            with suppress(LakeError):
-                self._tables.forget(STAGING_SCHEMA, name)
-        return done, after
+            if name:
+                with suppress(LakeError):
+                    self._tables.forget(STAGING_SCHEMA, name)
 
     def _require_whole(
         self,
@@ -494,7 +490,7 @@ class RollupRunner:
         made: Mapping[tuple[str, ...], SliceCover],
     ) -> None:
         report.covers = covers
-        report.now = done.table
+        report.now = done.metadata
         report.made += made
         report.dropped += plan.drop
         report.rows_made += done.rows
@@ -560,6 +556,11 @@ def _read(
 
 def _states(sources: Mapping[str, Source]) -> dict[str, SourceState]:
     return {alias: source.state for alias, source in sources.items()}
+
+
+def _staging_name(spec: RollupSpec, clock: Clock) -> str:
+    """Return an unused name, which says when the table was made."""
+    return f"{spec.schema}__{spec.table}__{int(clock.unix_s()):x}_{uuid.uuid4().hex[:8]}"
 
 
 def _is_hex(text: str) -> bool:

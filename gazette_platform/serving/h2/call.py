@@ -23,7 +23,7 @@ from gazette_platform.serving.interface import ASK_AGAIN, Code, Kind, NotTaken, 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from gazette_platform.serving.call_metrics import MethodMetrics
+    from gazette_platform.serving.calls import MethodMetrics
     from gazette_platform.serving.interface import AtOnce, Metadata, Rpc
 
 _log = logging.getLogger(__name__)

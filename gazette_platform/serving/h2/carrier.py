@@ -10,8 +10,8 @@ from typing_extensions import override
 from gazette_platform.serving.h2 import responses
 from gazette_platform.serving.h2.client_machine import ClientMachine
 from gazette_platform.serving.h2.endpoint import Endpoint
-from gazette_platform.serving.h2.machine import Machine
 from gazette_platform.serving.h2.responses import PREFIX_BYTES
+from gazette_platform.serving.h2.server_machine import Machine
 from gazette_platform.serving.h2.stream import Stream
 
 if TYPE_CHECKING:

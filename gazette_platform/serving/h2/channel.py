@@ -27,7 +27,9 @@ from gazette_platform.serving.h2.client_machine import (
 )
 from gazette_platform.serving.h2.frames import ErrorCode
 from gazette_platform.serving.interface import (
+    CONNECT_FAILED,
     DROPPED,
+    FELL_SILENT,
     NOT_HTTP2,
     PEER_LEFT,
     SPEAKS_TLS,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.h2.limits import Limits
     from gazette_platform.serving.interface import Kind
-    from gazette_platform.serving.proxies import Proxy
+    from gazette_platform.serving.sockets import Proxy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +58,7 @@ class Dialing:
     ping_timeout_s: float = 0.0
     """Seconds without an answer to it after which the connection counts as broken."""
     connect_s: float = 4.0
-    """Seconds for a connection, with TLS and the first settings of the other side."""
+    """Seconds for a connection, with TLS, until the other side has sent its settings and confirmed ours."""
     proxy: Proxy | None = None
     backoff_s_min: float = 0.05
     backoff_s_max: float = 0.5
@@ -91,6 +93,7 @@ class Link(ClientCarrier, asyncio.Protocol):
     Attributes:
         is_ready: whether it is made, and has not ended.
         settled: done once the server has sent its settings; fails if the connection ends before.
+        confirmed: done once it has confirmed ours, or the connection has ended.
         closed: done once the connection has ended.
     """
 
@@ -103,6 +106,7 @@ class Link(ClientCarrier, asyncio.Protocol):
         self.is_paused = self.is_ready = False
         self.blocked = {}
         self.settled: asyncio.Future[None] = loop.create_future()
+        self.confirmed: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.sending: set[asyncio.Task[None]] = set()
         self._transport = None
@@ -193,6 +197,11 @@ class Link(ClientCarrier, asyncio.Protocol):
             self._alive_at = self.swept_at = self.loop.time()
             self._sweeping = self.loop.call_later(self._sweep_s, self._sweep)
         self._begin_waiting()
+
+    @override
+    def on_confirmed(self) -> None:
+        if not self.confirmed.done():
+            self.confirmed.set_result(None)
 
     @override
     def on_answer(self, stream: ClientCall, answer: Answer) -> None:
@@ -291,6 +300,7 @@ class Link(ClientCarrier, asyncio.Protocol):
     def _drop(self, text: str) -> None:
         """Fail all calls."""
         self.is_over, self.is_ready = True, False
+        self.on_confirmed()  # whoever waits for that need not wait any more
         self._channel.forget(self)
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -432,9 +442,10 @@ class Channel:
     @property
     def condition(self) -> Condition:
         """As `OutgoingChannel` has it."""
-        if self._link is not None and self._link.is_ready:
-            return Condition.READY
-        return Condition.FAILED if self._failure else Condition.UNKNOWN
+        if self._failure:
+            return Condition.FAILED
+        is_ready = self._link is not None and self._link.is_ready
+        return Condition.READY if is_ready else Condition.UNKNOWN
 
     async def close(self, why: str = PEER_LEFT) -> None:
         """As `OutgoingChannel` has it.
@@ -489,13 +500,17 @@ class Channel:
                 await self._dial(link)
                 # Shielded: whoever waits may be cancelled, and the future still says whether there is a connection.
                 await asyncio.shield(link.settled)
+                self._failure = ""
+                # Calls begin already. But a server sends its settings unasked, as soon as it accepts: one that hangs
+                # from then on was noticed by pings only, after twenty seconds for each attempt of a client. RFC 9113
+                # has it confirm ours at once, which shows that it reads, and costs no round trip.
+                await link.confirmed
         except _NO_CONNECTION as err:
-            self._failure = self._text_of(err)
+            said = FELL_SILENT if link.is_ready else reason_of(err)
+            self._failure = self._text_of(said)
             self.forget(link)
             link.close_now(self._failure)
             link.abort()
-        else:
-            self._failure = ""
 
     async def _dial(self, link: Link) -> None:
         loop = asyncio.get_running_loop()
@@ -513,8 +528,7 @@ class Channel:
         except ConnectionError as err:  # the other side has ended it
             raise ConnectionError(f"Socket closed ({reason_of(err)})") from err
 
-    def _text_of(self, err: Exception) -> str:
-        said, proxy = reason_of(err), self.dialing.proxy
-        if proxy is not None:
-            said = f"{said} (through {proxy})"
-        return f"{self._target}: Failed to connect to remote host: {said}"
+    def _text_of(self, said: str) -> str:
+        if self.dialing.proxy is not None:
+            said = f"{said} (through {self.dialing.proxy})"
+        return f"{self._target}: {CONNECT_FAILED}: {said}"

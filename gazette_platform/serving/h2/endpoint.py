@@ -116,6 +116,9 @@ class Endpoint(ABC):
     def on_output(self) -> None:
         """There is something in `out`, or soon will be, for the first time since `take_out`."""
 
+    def on_confirmed(self) -> None:  # noqa: B027  a server does not ask for it
+        """The peer has confirmed our settings, so it reads what we send."""
+
     # ------------------------------------------------------------- what depends on the side
     @property
     @abstractmethod
@@ -601,6 +604,7 @@ class Endpoint(ABC):
     def _settings(self, flags: int, _id: int, data: bytes, start: int, stop: int) -> None:
         self._count_noise()
         if flags & frames.ACK:
+            self.on_confirmed()
             return
         self._is_settled = True
         found = frames.read_settings(data[start:stop])

@@ -108,21 +108,21 @@ class UnreadBudget:
     def __init__(self, bytes_max: int) -> None:
         self.total = 0
         self._bytes_max = bytes_max
-        self._held: set[Reader] = set()
+        self._waiting: set[Reader] = set()
 
     def report(self, connection: Reader, change: int) -> None:
         """Count a change. A connection that goes beyond the budget is held until there is room again."""
         self.total += change
         if change > 0:
             if self.total > self._bytes_max:
-                self._held.add(connection)
+                self._waiting.add(connection)
                 connection.hold(is_held=True)
-        elif self._held and self.total < self._bytes_max - (self._bytes_max >> 2):
-            held, self._held = self._held, set()
-            for each in held:
+        elif self._waiting and self.total < self._bytes_max - (self._bytes_max >> 2):
+            waiting, self._waiting = self._waiting, set()
+            for each in waiting:
                 each.hold(is_held=False)
 
     def forget(self, connection: Reader, reported: int) -> None:
         """A connection has ended."""
-        self._held.discard(connection)
+        self._waiting.discard(connection)
         self.report(connection, -reported)

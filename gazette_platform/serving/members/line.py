@@ -31,7 +31,7 @@ from gazette_platform.errors import SetupError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.serving.process.signals import Signals
+    from gazette_platform.serving.process import Signals
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from gazette_platform.cli.gazctl.lake.context import (
 )
 from gazette_platform.cli.gazctl.lake.run import workers_of
 from gazette_platform.cli.output import confirmed, note, print_text, printable
-from gazette_platform.errors import TypedFenced, TypedRolledBack, ValidationError
+from gazette_platform.errors import TableFenced, TypedRolledBack, ValidationError
 from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.checks.status import progress_of_table
 from gazette_platform.lake.typed.planning.row_ranges import fragments_of
@@ -32,7 +32,7 @@ from gazette_platform.lake.typed.runs.amending import require_no_key
 from gazette_platform.lake.typed.runs.backfilling import BackfillReport, BackfillRunner, Wanted
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
-from gazette_platform.lake.typed.tables.rollback import (
+from gazette_platform.lake.typed.tables.progress import (
     Reread,
     accept_rollback,
     look_at_rollback,
@@ -237,7 +237,7 @@ def accept(
     try:
         accept_rollback(handle, rollback)
     except CommitFailedException as err:
-        raise TypedFenced(
+        raise TableFenced(
             f"{table.typed.name} was changed meanwhile, so nothing was accepted: look at it again"
         ) from err
     note(f"{table.typed.name}: its progress is that of snapshot {rollback.to} now")

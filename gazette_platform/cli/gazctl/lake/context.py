@@ -20,7 +20,7 @@ from gazette_platform.errors import (
     GazetteError,
     LakeError,
     SetupError,
-    TypedFenced,
+    TableFenced,
     ValidationError,
 )
 from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
@@ -268,12 +268,12 @@ def typed_named(folder: Path, names: list[str]) -> tuple[list[TypedTable], list[
 def unless_fenced(work: Callable[[], T]) -> T:
     """Do what another one may come in between, some times.
 
-    Raises: TypedFenced: another one always did.
+    Raises: TableFenced: another one always did.
     """
     for _ in range(_ATTEMPTS - 1):
         try:
             return work()
-        except TypedFenced as err:
+        except TableFenced as err:
             note(f"{err}; trying again")
     return work()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.client.read.direct import stream_of
 from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.errors import DataError, LakeError, ObjectNotFound, StoreError
-from gazette_platform.lake.raw.planning import directory_of
+from gazette_platform.lake.spec.layout import directory_of
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.ops.closing import Aclosing
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gazette_platform.client import AsyncClient, Reader
-    from gazette_platform.lake.engines.duckdb.rows import RowParser
     from gazette_platform.lake.engines.duckdb.snapshot import TableExtent
+    from gazette_platform.lake.reading.rows import RowParser
     from gazette_platform.lake.spec.layout import StoreRoots
 
 _log = logging.getLogger(__name__)

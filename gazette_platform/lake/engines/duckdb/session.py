@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, final
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.client.read_ahead import ReadAhead
 from gazette_platform.errors import GazetteError, LakeError, ValidationError
-from gazette_platform.lake.engines.duckdb.advice import advised, table_missing
 from gazette_platform.lake.engines.duckdb.names import (
     MACRO,
     MACRO_WITHOUT_VIEWS,
@@ -32,7 +31,12 @@ from gazette_platform.lake.engines.duckdb.names import (
     typed_of,
     view_of,
 )
-from gazette_platform.lake.engines.duckdb.results import QueryResult, require_one_answer
+from gazette_platform.lake.engines.duckdb.results import (
+    QueryResult,
+    advised,
+    require_one_answer,
+    table_missing,
+)
 from gazette_platform.lake.engines.duckdb.snapshot import take_snapshot
 from gazette_platform.lake.engines.duckdb.typed_view import TypedViews
 from gazette_platform.lake.settings import LakeSettings
@@ -51,12 +55,12 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, Statement
 
     from gazette_platform.lake.engines.duckdb.dataset import TableDataset
-    from gazette_platform.lake.engines.duckdb.names import InferredTable
+    from gazette_platform.lake.engines.duckdb.journal_tables import InferredTable
     from gazette_platform.lake.engines.duckdb.reading import ExtentReader, Piece, ScanCounts
-    from gazette_platform.lake.engines.duckdb.rows import RowParser
     from gazette_platform.lake.engines.duckdb.snapshot import TableExtent, TableSnapshot
     from gazette_platform.lake.engines.duckdb.typed_view import TypedSeam
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
+    from gazette_platform.lake.reading.rows import RowParser
     from gazette_platform.lake.spec.table_spec import TableSpec
 
 # DuckDB's name of a database without a file.
@@ -269,7 +273,7 @@ class LocalSql(Closing):
             self._take_journals(missing)
 
     def _take_journals(self, names: Sequence[str]) -> None:
-        from gazette_platform.lake.engines.duckdb.names import infer_table  # noqa: PLC0415
+        from gazette_platform.lake.engines.duckdb.journal_tables import infer_table  # noqa: PLC0415
 
         for name in names:
             self._journals[called(name)] = name

@@ -21,10 +21,16 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.iceberg.maintenance import (
+    RETAINED_S,
+    maintenance_statements,
+    unnamed_files,
+)
 from gazette_platform.lake.iceberg.metastore import deleting
 from gazette_platform.lake.iceberg.publishing import (
+    QUARANTINE,
     RUN,
     head_of,
     progress_of,
@@ -32,8 +38,6 @@ from gazette_platform.lake.iceberg.publishing import (
     require_progress,
     summary_of,
 )
-from gazette_platform.lake.iceberg.side_files import QUARANTINE, unnamed_files
-from gazette_platform.lake.rollups.maintenance import RETAINED_S, maintenance_statements
 from gazette_platform.lake.typed.runs.amending import LATE_S
 from gazette_platform.lake.typed.tables.progress import OLDEST_AT, READ_BYTES, SECONDS
 from gazette_platform.lake.typed.tables.quarantine import settle_quarantine
@@ -173,7 +177,7 @@ def fence_before(handle: TableHandle, loaded: Loaded, began_s: float) -> bool:
     same = {key: value for key, value in told if key.startswith(_OURS) and key not in _OF_A_RUN}
     try:
         publish_files(handle, start, [], uuid.uuid4().hex, same)
-    except TypedFenced:
+    except TableFenced:
         return False  # another run has, at this moment
     return True
 

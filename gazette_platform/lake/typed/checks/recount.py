@@ -27,7 +27,6 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from gazette_platform.errors import LakeError, OffsetJump
 from gazette_platform.lake.spec.typed.columns import TRUNCATE
 from gazette_platform.lake.typed.checks.completeness import HEAL, Completeness, Incomplete
-from gazette_platform.lake.typed.files.sinks import are_deletions
 from gazette_platform.lake.typed.planning.ranges import held_ranges, plan_backfill, tasks_between
 from gazette_platform.lake.typed.planning.rounds import Kind, Order
 from gazette_platform.lake.typed.planning.screening import sequence
@@ -35,10 +34,10 @@ from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.running import job_of
 from gazette_platform.lake.typed.runs.tail import pin_tail, spool_tail
-from gazette_platform.lake.typed.tables.opening import handles_of
 from gazette_platform.lake.typed.tables.progress import FormerStates
 from gazette_platform.lake.typed.tables.quarantine import begins_at, moment_of
-from gazette_platform.lake.typed.tables.table import typed_table
+from gazette_platform.lake.typed.tables.table import handles_of, typed_table
+from gazette_platform.lake.typed.tables.writing import are_deletions
 from gazette_platform.message.uuid import parse_uuid
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted

@@ -13,10 +13,9 @@ from gazette_platform.lake.typed.checks.completeness import Completeness, Incomp
 from gazette_platform.lake.typed.planning.state import Counts, TypedState
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.lag import behind
-from gazette_platform.lake.typed.tables.opening import handles_of
 from gazette_platform.lake.typed.tables.progress import read_progress
 from gazette_platform.lake.typed.tables.quarantine import why_foreign
-from gazette_platform.lake.typed.tables.table import require_able
+from gazette_platform.lake.typed.tables.table import handles_of, require_able
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.rows.json_arrays import rebuilt
+from gazette_platform.lake.reading.arrow_types import rebuilt
 from gazette_platform.message.uuid import uuid_column
 
 if TYPE_CHECKING:

@@ -1,11 +1,12 @@
-"""Lines of a journal as columns of a typed table: all of them, or none. Pure.
+"""Lines of a journal as rows of a typed table, all or none, and why a line is not one, in words. Pure.
 
-What this takes is what a typed table keeps. Nothing in it looks at two lines together, so that a line is
-taken alone if and only if it is taken among others that are.
+What `RecordsReader` takes is what a typed table keeps. `Reasons` are asked for lines that were refused only; what they say decides
+nothing.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import msgspec
@@ -13,50 +14,25 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError
-from gazette_platform.lake.spec.types import ColumnType
-from gazette_platform.lake.typed.rows.json_arrays import (
+from gazette_platform.lake.reading.arrow_types import RefusedError, arrow_type
+from gazette_platform.lake.reading.json_columns import (
+    Field,
+    JsonReader,
     LineReader,
-    RefusedError,
-    ValueReader,
-    converter,
-    has_repeated_key,
-    is_hard,
     is_too_deep,
-    narrowed,
-    plain_type,
-    read_type,
+    repeated_keys,
 )
-from gazette_platform.message.uuid import Flags, parse_uuid_column
+from gazette_platform.lake.spec.types import FORMATS, TRUNCATED, text_of
+from gazette_platform.message.uuid import Flags, parse_uuid, parse_uuid_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from gazette_platform.lake.reading.json_columns import ValueReader
     from gazette_platform.lake.spec.typed.columns import TypedColumn
     from gazette_platform.lake.spec.typed.spec import TypedSpec
 
 _ACK: Final = int(Flags.ACK_TXN)
-_STRING: Final = ColumnType("string")
-# Arrow is asked for it where nothing else is asked for, and gives a row for each line then.
-_NO_KEY: Final = "\0"
-# Each costs a look at all that is behind it.
-_ODD_TEXTS_MAX: Final = 8
-
-
-class Lines(NamedTuple):
-    """Content, and where its lines are."""
-
-    content: bytes
-    texts: pa.LargeBinaryArray
-    """Without newlines. What follows the last newline is not among them."""
-    ends: pa.Int64Array
-    """Of each the byte after its newline, from the first one of the content."""
-
-
-def lines_of(content: bytes) -> Lines:
-    """The lines of content: looked for once, as all that is done with them needs it."""
-    parts = pc.split_pattern(_as_text(content, pa.large_binary()), "\n").flatten()
-    texts = parts.slice(0, len(parts) - 1)
-    return Lines(content, texts, pc.cumulative_sum(pc.add(pc.binary_length(texts), 1)))
 
 
 class Records(NamedTuple):
@@ -73,19 +49,9 @@ def record_columns(spec: TypedSpec) -> tuple[TypedColumn, ...]:
     return tuple(column for column in spec.written_columns if column.key)
 
 
-def with_uuid(kind: ColumnType | None, path: Sequence[str]) -> ColumnType:
-    """A type with a text at `path`, unless there is one; None: nothing but that text."""
-    if not path:
-        return _STRING if kind is None else kind
-    names, parts = (kind.field_names, kind.arguments) if kind is not None else ((), ())
-    first, *rest = path
-    if first not in names:
-        return ColumnType("struct", (*parts, with_uuid(None, rest)), (*names, first))
-    found = (
-        with_uuid(part, rest) if name == first else part
-        for name, part in zip(names, parts, strict=True)
-    )
-    return ColumnType("struct", tuple(found), tuple(names))
+def record_fields(spec: TypedSpec) -> dict[str, Field]:
+    """What is made of the values of each key."""
+    return {column.key: Field(column.parsed, column.form) for column in record_columns(spec)}
 
 
 def acks_of(parts: pa.StructArray) -> pa.BooleanArray:
@@ -97,7 +63,7 @@ def acks_of(parts: pa.StructArray) -> pa.BooleanArray:
 
 @final
 class RecordsReader:
-    """Reads lines. Not for several threads.
+    """Reads lines.
 
     Attributes:
         values: readers of single values, by key, with the message's UUID in them if it lies there.
@@ -106,77 +72,31 @@ class RecordsReader:
     """
 
     def __init__(self, spec: TypedSpec) -> None:
-        self._columns = record_columns(spec)
-        self._uuid = spec.uuid
-        forbids_unknown = spec.unknown == "quarantine"
-        kinds = {column.key: column.parsed for column in self._columns}
-        if spec.uuid and spec.uuid[0] in kinds:
-            kinds[spec.uuid[0]] = with_uuid(kinds[spec.uuid[0]], spec.uuid[1:])
-        self.values = {
-            c.key: ValueReader(kinds[c.key], c.form, forbids_unknown=forbids_unknown)
-            for c in self._columns
-        }
-        easy = [column for column in self._columns if not is_hard(column.parsed)]
-        self._hard = [column for column in self._columns if is_hard(column.parsed)]
-        schema = {c.key: read_type(kinds[c.key], c.form) for c in easy}
-        if spec.uuid and spec.uuid[0] not in schema:
-            schema[spec.uuid[0]] = read_type(with_uuid(None, spec.uuid[1:]), "")
-        self._lines = LineReader(
-            pa.schema(list((schema or {_NO_KEY: pa.string()}).items())),
-            forbids_unknown=forbids_unknown and not self._hard,
+        columns = record_columns(spec)
+        self._keys = [column.key for column in columns]
+        self._required = [column.name for column in columns if column.required]
+        self._reader = JsonReader(
+            record_fields(spec), uuid=spec.uuid, forbids_unknown=spec.unknown == "quarantine"
         )
-        self._converters = {c.key: converter(c.parsed, c.form) for c in easy}
-        self._types = {c.key: plain_type(c.parsed) for c in self._columns}
-        self._required = [c.name for c in self._columns if c.required]
-        self._taker = None
-        if self._hard:
-            if spec.uuid and spec.uuid[0] not in kinds:
-                kinds[spec.uuid[0]] = with_uuid(None, spec.uuid[1:])
-            taken = kinds if forbids_unknown else {c.key: kinds[c.key] for c in self._hard}
-            self._taker = _Taker(
-                taken, [c.key for c in self._hard], forbids_unknown=forbids_unknown
-            )
-        self.schema = pa.schema([(c.name, self._types[c.key]) for c in self._columns])
+        self.values = self._reader.values
+        self.schema = pa.schema([(c.name, arrow_type(c.parsed)) for c in columns])
         # Arrow's own way to make an empty table knows no UUIDs within lists.
         nothing = [pa.nulls(0, kind) for kind in self.schema.types]
         self.empty = pa.Table.from_arrays(nothing, schema=self.schema)
 
-    def read(self, lines: Lines) -> Records:
+    def read(self, content: bytes) -> Records:
         """Records of one line or more.
 
         Raises: RefusedError: one of them is not a record of the table, or the last one has not ended.
         """
-        _check_plain(lines)
-        content, count = lines.content, len(lines.texts)
-        longest = pc.max(pc.binary_length(lines.texts)).as_py()
-        table = self._lines.read(content, count, longest=longest)
+        found = self._reader.read(content)
         try:
-            parts = parse_uuid_column(self._uuids(table, count))
-            raws = self._taker.take(content) if self._taker is not None else {}
-            rows = self._rows(table, raws)
-        except (pa.ArrowException, DataError) as err:
+            parts = parse_uuid_column(found.uuids)
+        except DataError as err:
             raise RefusedError from err
+        rows = pa.Table.from_arrays([found.arrays[key] for key in self._keys], schema=self.schema)
         self._check_required(rows, parts)
         return Records(rows, parts)
-
-    def _uuids(self, table: pa.Table, count: int) -> pa.Array:
-        if not self._uuid:
-            return pa.nulls(count, pa.string())
-        first, *rest = self._uuid
-        column = table.column(first).chunk(0)
-        return pc.struct_field(column, rest) if rest else column
-
-    def _rows(self, table: pa.Table, raws: dict[str, Any]) -> pa.Table:
-        found = []
-        for column in self._columns:
-            key = column.key
-            if key in raws:
-                array = narrowed(self.values[key].read(raws[key]), self._types[key])
-            else:
-                array, convert = table.column(key).chunk(0), self._converters[key]
-                array = array if convert is None else convert(array)
-            found.append(array)
-        return pa.Table.from_arrays(found, schema=self.schema)
 
     def _check_required(self, rows: pa.Table, parts: pa.StructArray) -> None:
         missing = [name for name in self._required if rows.column(name).null_count]
@@ -190,138 +110,213 @@ class RecordsReader:
                 raise RefusedError
 
 
+# ------------------------------------------------------------------ reasons
+
+REASON_CHARACTERS_MAX: Final = 300
+_VALUE_CHARACTERS_MAX: Final = 60
+_TYPE_CHARACTERS_MAX: Final = 80
+_PATH_CHARACTERS_MAX: Final = 120
+_NULL: Final = b"null"
+_LONG_FRACTION: Final = re.compile(rb"\.[0-9]{7}")
+_CUT: Final = "ends within a record"
+# Longer lines get no place: parsed they are up to forty times as large.
+_APART_BYTES_MAX: Final = 4 << 20
+
+
+class _Object(msgspec.Struct):
+    """Whatever it has, nothing of it is kept."""
+
+
 @final
-class _Taker:
-    """Takes values of hard types out of lines, as they are written.
+class Reasons:
+    """Says of refused lines what is wrong with them.
 
     Args:
-        kinds: by key, of all that a line is looked at for.
-        keys: those to take.
-        forbids_unknown: whether other keys are refused.
+        values: readers of the columns' values, by key.
     """
 
-    def __init__(
-        self, kinds: dict[str, ColumnType], keys: Sequence[str], *, forbids_unknown: bool
-    ) -> None:
-        fields = []
-        for index, (key, kind) in enumerate(kinds.items()):
-            # What lies within hard values is looked at when they are read.
-            shape = msgspec.Raw if key in keys else _shape_of(kind)
-            fields.append((f"f{index}", key, shape))
-        self._keys = list(keys)
-        self._attributes = [name for name, key, _ in fields if key in keys]
-        self._marks = [b'"%b"' % key.encode() for key in keys]
-        record = _struct_of(fields, forbids_unknown=forbids_unknown)
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(record)
-        self._pairs = msgspec.json.Decoder(dict[str, msgspec.Raw])
+    def __init__(self, spec: TypedSpec, values: Mapping[str, ValueReader]) -> None:
+        self._values = values
+        self._uuid = spec.uuid
+        self._required = [column.key for column in record_columns(spec) if column.required]
+        self._forbids_unknown = spec.unknown == "quarantine"
+        self._objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._shape = msgspec.json.Decoder(_Object)
+        self._lists = msgspec.json.Decoder(list[msgspec.Raw])
+        self._texts = msgspec.json.Decoder(str)
+        self._anything = LineReader(pa.schema([("\0", pa.string())]), forbids_unknown=False)
 
-    def take(self, content: bytes) -> dict[str, list[bytes | None]]:
-        """The values of each line, by key; None: it has none.
+    def why(self, line: bytes) -> str:
+        """What is wrong with a line that was refused.
 
-        Raises: RefusedError: a line is not JSON, lies too deep, has one of the keys twice or one that is unknown.
+        Args:
+            line: without blanks around it, and without its newline.
+
+        Returns: at most `REASON_CHARACTERS_MAX` characters.
         """
-        lines = content.split(b"\n")[:-1]
-        if any(map(is_too_deep, lines)):
-            raise RefusedError
+        return _shortened(self._why(line), REASON_CHARACTERS_MAX)
+
+    def _why(self, line: bytes) -> str:
+        if not line:
+            return "is blank, so not a record"
         try:
-            records = self._decoder.decode_lines(content)
-            is_repeated = any(map(self._is_repeated, lines))
-        except (msgspec.DecodeError, UnicodeDecodeError) as err:
-            raise RefusedError from err
-        if is_repeated or len(records) != len(lines):
-            raise RefusedError
-        return {
-            key: [bytes(raw) or None for raw in map(_getter(attribute), records)]
-            for key, attribute in zip(self._keys, self._attributes, strict=True)
-        }
-
-    def _is_repeated(self, line: bytes) -> bool:
-        # A key may be written with escapes, too: of such a line all keys are looked at.
-        if not (
-            b"\\u" in line or b"\\/" in line or any(line.count(mark) > 1 for mark in self._marks)
-        ):
-            return False
-        return has_repeated_key(line, self._pairs.decode(line), self._keys)
-
-
-def _getter(attribute: str) -> Callable[[Any], msgspec.Raw]:
-    def get(record: Any) -> msgspec.Raw:
-        return getattr(record, attribute)  # type: ignore[no-any-return]
-
-    return get
-
-
-def _struct_of(fields: Sequence[tuple[str, str, Any]], *, forbids_unknown: bool) -> Any:
-    return msgspec.defstruct(
-        "Record",
-        [
-            (name, shape, msgspec.Raw() if shape is msgspec.Raw else None)
-            for name, _, shape in fields
-        ],
-        rename={name: key for name, key, _ in fields},
-        forbid_unknown_fields=forbids_unknown,
-        gc=False,
-    )
-
-
-def _shape_of(kind: ColumnType) -> Any:
-    """Where structs lie, and what keys they have; of all else nothing."""
-    if kind.name == "array":
-        inner: Any = _shape_of(kind.arguments[0])
-        return inner if inner is msgspec.Raw else list[inner] | None
-    if kind.name == "struct":
-        return _struct_of(list(_parts_of(kind)), forbids_unknown=True) | None
-    return msgspec.Raw
-
-
-def _parts_of(kind: ColumnType) -> Iterator[tuple[str, str, Any]]:
-    for index, (name, part) in enumerate(zip(kind.field_names, kind.arguments, strict=True)):
-        yield f"f{index}", name, _shape_of(part)
-
-
-def _check_plain(lines: Lines) -> None:
-    """Raises: RefusedError: Arrow might take for records what are none, or other ones.
-
-    It takes values from wherever they stand: an object over two lines, two in one, or none (`null` ends the
-    process). Between such ends a row never spans lines. It takes texts that are not UTF-8, too, which its own
-    check finds ten times as fast as decoding.
-    """
-    if not lines.content.endswith(b"\n"):
-        raise RefusedError
-    try:
-        _as_text(lines.content, pa.large_string()).validate(full=True)
-    except pa.ArrowInvalid as err:
-        raise RefusedError from err
-    if not pc.all(_are_objects(lines)).as_py():
-        raise RefusedError
-
-
-def _are_objects(lines: Lines) -> pa.BooleanArray:
-    return pc.and_(pc.starts_with(lines.texts, "{"), pc.ends_with(lines.texts, "}"))
-
-
-def odd_lines(lines: Lines) -> list[int]:
-    """Which lines are not records as they stand, as can be seen without reading them, in order.
-
-    It is for speed, and need not find all: of those that are not UTF-8 it finds a few.
-    """
-    odd = set(pc.indices_nonzero(pc.invert(_are_objects(lines))).to_pylist())
-    content, at = memoryview(lines.content), 0
-    for _ in range(_ODD_TEXTS_MAX):
-        try:
-            str(content[at:], "utf-8")
+            line.decode()
         except UnicodeDecodeError as err:
-            index = pc.sum(pc.less_equal(lines.ends, at + err.start)).as_py() or 0
-            if index == len(lines.texts):  # after the last newline
-                break
-            odd.add(index)
-            at = lines.ends[index].as_py()
+            return f"is not UTF-8, {err.start} bytes after its begin"
+        if is_too_deep(line):
+            return "is not JSON, or has values too deep within each other"
+        try:
+            if len(line) > _APART_BYTES_MAX:
+                self._shape.decode(line)
+                return f"does not fit, and is too long to say where: {len(line)} bytes"
+            found = self._objects.decode(line)
+        except msgspec.DecodeError as err:
+            return _why_no_object(line, err)
+        return next(self._faults(line, found), "cannot be read")
+
+    def _faults(self, line: bytes, found: dict[str, msgspec.Raw]) -> Iterator[str]:
+        yield from self._uuid_faults(found)
+        if self._forbids_unknown:
+            known = {*self._values, *self._uuid[:1]}
+            yield from (f"{_path(key)}: is not a column" for key in found if key not in known)
+        repeated = repeated_keys(line, found)
+        for key in {**self._values, **dict.fromkeys(self._uuid[:1])}:
+            if key in repeated:
+                yield f"{_path(key)}: occurs twice"
+        for key, reader in self._values.items():
+            if key in found:
+                yield from self._value_faults(_path(key), bytes(found[key]), reader)
+        for key in self._required:
+            raw = found.get(key)
+            is_json = self._values[key].kind.name == "json"
+            if raw is None or (bytes(raw) == _NULL and not is_json):
+                yield f"{_path(key)}: is required, and there is none"
+        # In keys that are not columns, or values of `json`, Arrow refuses numbers such as 1e400 and lone surrogates.
+        raws = list(found.values())
+        if (at := _first_refused(self._read_anything, raws)) is not None:
+            yield f"{_path(list(found)[at])}: {_value(bytes(raws[at]))} cannot be read"
+
+    def _read_anything(self, raws: Sequence[bytes]) -> None:
+        self._anything.read(b"".join(b'{"v":%b}\n' % raw for raw in raws), len(raws))
+
+    def _uuid_faults(self, found: dict[str, msgspec.Raw]) -> Iterator[str]:
+        if not self._uuid:
+            return
+        told = f"no UUID at {_path('.'.join(self._uuid))}"
+        at: Any = found
+        for depth, key in enumerate(self._uuid):
+            if key not in at or bytes(at[key]) == _NULL:
+                return
+            raw = bytes(at[key])
+            is_last = depth == len(self._uuid) - 1
+            try:
+                at = (self._texts if is_last else self._objects).decode(raw)
+                if is_last:
+                    parse_uuid(at)
+            except (msgspec.DecodeError, DataError):
+                yield f"{told}: {_value(raw)}"
+                return
+            if self._forbids_unknown and not depth and not is_last and key not in self._values:
+                beside = (name for name in at if name != self._uuid[1])
+                yield from (f"{_path(f'{key}.{name}')}: is not a column" for name in beside)
+
+    def _value_faults(self, path: str, raw: bytes, reader: ValueReader) -> Iterator[str]:
+        try:
+            reader.read([raw])
+        except RefusedError:
+            yield from self._parts_faults(path, raw, reader)
+            form = reader.form
+            said = f" ({form})" if form in FORMATS.get(reader.kind.name, ())[1:] else ""
+            kind = _shortened(text_of(reader.kind), _TYPE_CHARACTERS_MAX)
+            yield f"{path}: {_value(raw)} is no {kind}{said}{_advice(raw, reader)}"
+
+    def _parts_faults(self, path: str, raw: bytes, reader: ValueReader) -> Iterator[str]:
+        """What is wrong within an array, map or struct, if it is one."""
+        name = reader.kind.name
+        if name not in ("array", "map", "struct"):
+            return
+        try:
+            if name == "array":
+                items = self._lists.decode(raw)
+                if (at := _first_refused(reader.parts[0].read, items)) is not None:
+                    yield from self._value_faults(
+                        f"{path}[{at}]", bytes(items[at]), reader.parts[0]
+                    )
+                return
+            found = self._objects.decode(raw)
+        except msgspec.DecodeError:
+            return
+        fields = list(found) if name == "map" else list(reader.kind.field_names)
+        repeated = repeated_keys(raw, found)
+        yield from (f"{path}.{_path(key)}: occurs twice" for key in fields if key in repeated)
+        if name == "map":
+            items = list(found.values())
+            if (at := _first_refused(reader.parts[1].read, items)) is not None:
+                key = fields[at]
+                yield from self._value_faults(
+                    f"{path}.{_path(key)}", bytes(items[at]), reader.parts[1]
+                )
+            return
+        if self._forbids_unknown:
+            beside = (key for key in found if key not in fields)
+            yield from (f"{path}.{_path(key)}: is not a column" for key in beside)
+        for key, part in zip(fields, reader.parts, strict=True):
+            if key in found:
+                yield from self._value_faults(f"{path}.{_path(key)}", bytes(found[key]), part)
+
+
+def _first_refused(
+    read: Callable[[Sequence[bytes]], object], raws: Sequence[msgspec.Raw]
+) -> int | None:
+    """Which of many values is the first that a reader refuses; None: none.
+
+    All are read twice at most: a record may have as many as it likes.
+    """
+
+    def is_refused(first: int, last: int) -> bool:
+        try:
+            read([bytes(raw) for raw in raws[first:last]])
+        except RefusedError:
+            return True
+        return False
+
+    first, last = 0, len(raws)
+    if not is_refused(first, last):
+        return None
+    while last - first > 1:
+        middle = (first + last) // 2
+        if is_refused(first, middle):
+            last = middle
         else:
-            break
-    return sorted(odd)
+            first = middle
+    return first
 
 
-def _as_text(content: bytes, kind: Any) -> Any:
-    """All of it as the one value of an array, which is not copied."""
-    ends = pa.array([0, len(content)], pa.int64()).buffers()[1]
-    return pa.Array.from_buffers(kind, 1, [None, ends, pa.py_buffer(content)])
+def _advice(raw: bytes, reader: ValueReader) -> str:
+    """What a spec can say so that a value fits; most often nothing."""
+    if not reader.kind.name.startswith("timestamp") or _LONG_FRACTION.search(raw) is None:
+        return ""
+    return f", has more than six digits of a second (`{TRUNCATED}: true` cuts them)"
+
+
+def _path(key: str) -> str:
+    return _shortened("".join(c if c.isprintable() else "?" for c in key), _PATH_CHARACTERS_MAX)
+
+
+def _value(raw: bytes) -> str:
+    # Of a value of megabytes, too, only what is shown is made a text.
+    head = raw[: 4 * _VALUE_CHARACTERS_MAX + 4].decode(errors="ignore")
+    text = "".join(c if c.isprintable() else " " for c in head)
+    return _shortened(text, _VALUE_CHARACTERS_MAX)
+
+
+def _shortened(text: str, characters_max: int) -> str:
+    return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
+
+
+def _why_no_object(line: bytes, error: msgspec.DecodeError) -> str:
+    if isinstance(error, msgspec.ValidationError):
+        return "is not an object"
+    if "truncated" in str(error) and not line.endswith((b"}", b"]")):
+        return _CUT
+    return f"is not JSON: {str(error).removeprefix('JSON is malformed: ')}"

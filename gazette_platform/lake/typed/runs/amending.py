@@ -15,22 +15,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
-from gazette_platform.errors import SchemaMismatch, TypedFenced
+from gazette_platform.errors import SchemaMismatch, TableFenced
 from gazette_platform.lake.iceberg.catalog import present
-from gazette_platform.lake.iceberg.publishing import insisting, require_parted_by, summary_of
-from gazette_platform.lake.iceberg.side_files import STATE, read_side_file
-from gazette_platform.lake.typed.files.stored_rows import FileRewriter
-from gazette_platform.lake.typed.files.writing import data_file_of
+from gazette_platform.lake.iceberg.publishing import (
+    STATE,
+    insisting,
+    read_side_file,
+    require_parted_by,
+    summary_of,
+)
 from gazette_platform.lake.typed.planning.state import TypedState
-from gazette_platform.lake.typed.tables.opening import settle_behind
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
 from gazette_platform.lake.typed.tables.quarantine import (
     rows_within,
     settle_quarantine,
     write_list,
 )
-from gazette_platform.lake.typed.tables.replacing import publish_replacing
-from gazette_platform.lake.typed.tables.table import state_properties, typed_table, write_state
+from gazette_platform.lake.typed.tables.replacing import FileRewriter, publish_replacing
+from gazette_platform.lake.typed.tables.table import (
+    settle_behind,
+    state_properties,
+    typed_table,
+    write_state,
+)
+from gazette_platform.lake.typed.tables.writing import data_file_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,9 +49,9 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.spec.typed import TypedSpec
-    from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
     from gazette_platform.lake.typed.tables.table import TypedTable
+    from gazette_platform.lake.typed.tables.writing import WrittenFile
     from gazette_platform.ops.clock import Clock
 
 LATE_S: Final = 12 * 3600.0
@@ -90,7 +98,7 @@ class Amending(Protocol):
             going: by journal, how many of `records` there are.
             staying: by journal, how many others there are in quarantine.
 
-        Raises: TypedFenced: it does not hold any more.
+        Raises: TableFenced: it does not hold any more.
         """
         ...
 
@@ -125,13 +133,13 @@ def publish_amendment(
         began_at: before it wrote any file. Aware.
         log: gets a line for each step.
 
-    Raises: TypedFenced: it does not hold any more, it is late, the table is parted otherwise by now, or runs publish all
+    Raises: TableFenced: it does not hold any more, it is late, the table is parted otherwise by now, or runs publish all
         the time. TypedRolledBack, TypedProgressGone: a person has to look. LakeError: a catalog or store broke off.
     """
     # One name and one rewriter for all attempts: files that were rewritten once are used again if
     # they still exist.
     run, rewriter = uuid.uuid4().hex, FileRewriter(amending.rows)
-    fenced: TypedFenced | None = None
+    fenced: TableFenced | None = None
     for _ in range(_ATTEMPTS):
         table, quarantine = _now(handles)
         # Made again at each attempt: a run that published in between may have committed, or taken
@@ -154,13 +162,13 @@ def publish_amendment(
         )
         try:
             published = insisting(publish, log)
-        except TypedFenced as err:
+        except TableFenced as err:
             fenced = err
             log(f"{table.name}: a run has published meanwhile: trying on top of that")
             continue
         settle_behind(handles, log)
         return _amended(table, published, run)
-    raise TypedFenced(
+    raise TableFenced(
         f"{handles[0].name}: runs have published {_ATTEMPTS} times between a look at it and a commit: have its runs wait, "
         "and try again"
     ) from fenced
@@ -194,7 +202,7 @@ def _require_young(name: str, began_at: datetime, clock: Clock) -> None:
     # Asked behind the look at the table: maintenance counts from what it finds published.
     late_s = (clock.now() - began_at).total_seconds()
     if late_s > LATE_S:
-        raise TypedFenced(
+        raise TableFenced(
             f"rows of {name} took {late_s / 3600:.0f} h to be made, and by now maintenance may take their files for "
             "orphans, so nothing was changed: make fewer of them at a time"
         )

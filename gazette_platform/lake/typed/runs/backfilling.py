@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from gazette_platform.client import FragmentListing
-from gazette_platform.errors import DataError, LakeError, OffsetJump, TypedFenced
+from gazette_platform.errors import DataError, LakeError, OffsetJump, TableFenced
 from gazette_platform.lake.iceberg.catalog import Loaded
 from gazette_platform.lake.typed.planning.ranges import (
     Limits,
@@ -31,9 +31,9 @@ from gazette_platform.lake.typed.runs.amending import Amendment, publish_amendme
 from gazette_platform.lake.typed.runs.journals import journals_of
 from gazette_platform.lake.typed.runs.running import job_of, work_through
 from gazette_platform.lake.typed.runs.working import discard
-from gazette_platform.lake.typed.tables.opening import open_both
 from gazette_platform.lake.typed.tables.progress import FormerStates
 from gazette_platform.lake.typed.tables.quarantine import rows_within
+from gazette_platform.lake.typed.tables.table import open_both
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import is_another
 
@@ -138,7 +138,7 @@ class BackfillRunner:
             limits: only `task_bytes` counts.
 
         Raises: ValidationError: there is no such journal, or nothing was ever published. SchemaMismatch: the table has
-            a key, or cannot become what the spec says. TypedFenced: another one has changed the same rows, or the
+            a key, or cannot become what the spec says. TableFenced: another one has changed the same rows, or the
             table, meanwhile: run again. TypedProgressGone, TypedRolledBack: a person has to look. LakeError: a catalog
             or store broke off, or content that is needed is gone. TransportError, StatusError, DataError: content cannot
             be read.
@@ -314,12 +314,12 @@ class _Backfill:
     def _require_not_anew(self, state: TypedState) -> None:
         """Rows of the journal that has the name now would go for those of the former one.
 
-        Raises: TypedFenced: a run has restarted a journal meanwhile.
+        Raises: TableFenced: a run has restarted a journal meanwhile.
         """
         for name in self.records.by_journal:
             before, now = self._state.journals[name], state.journals[name]
             if before.shared_to != now.shared_to or is_another(before.created, now.created):
-                raise TypedFenced(
+                raise TableFenced(
                     f"{name} was deleted and made again, and a run began to read it from its start meanwhile: nothing was changed"
                 )
 

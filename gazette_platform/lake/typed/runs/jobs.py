@@ -23,9 +23,9 @@ import zstandard
 
 from gazette_platform import errors
 from gazette_platform.errors import GazetteError, LakeError
-from gazette_platform.lake.typed.files.writing import WrittenFile  # noqa: TC001  msgspec looks at it
 from gazette_platform.lake.typed.planning.rounds import Done
 from gazette_platform.lake.typed.planning.screening import TaskSummary
+from gazette_platform.lake.typed.tables.writing import WrittenFile  # noqa: TC001  msgspec looks at it
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

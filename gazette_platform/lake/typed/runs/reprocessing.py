@@ -26,15 +26,15 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 
-from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.iceberg.catalog import present
-from gazette_platform.lake.typed.files.stored_rows import stored_rows
-from gazette_platform.lake.typed.files.writing import RowWriter
 from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.lake.typed.rows.placing import BAD_ROWS_SCHEMA, in_schema, placed_rows
 from gazette_platform.lake.typed.runs.amending import Amendment, publish_amendment, require_no_key
-from gazette_platform.lake.typed.tables.opening import open_both
+from gazette_platform.lake.typed.tables.stored_rows import stored_rows
+from gazette_platform.lake.typed.tables.table import open_both
+from gazette_platform.lake.typed.tables.writing import RowWriter
 from gazette_platform.message.uuid import uuid_column
 from gazette_platform.ops.clock import SystemClock
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
     from gazette_platform.lake.spec.typed import TypedSpec
-    from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
     from gazette_platform.lake.typed.tables.table import TypedTable
+    from gazette_platform.lake.typed.tables.writing import WrittenFile
     from gazette_platform.ops.clock import Clock
 
 # That are parsed at once, as blocks of journals are.
@@ -161,7 +161,7 @@ class Reprocessor:
             spec: of the typed table, which is changed as it says.
             meant: which records; None: all.
 
-        Raises: SchemaMismatch: the table has a key, or cannot become what the spec says. TypedFenced: another one has
+        Raises: SchemaMismatch: the table has a key, or cannot become what the spec says. TableFenced: another one has
             changed the same records, or the table, meanwhile: run again. TypedProgressGone, TypedRolledBack: a person
             has to look. LakeError: a catalog or store broke off.
         """
@@ -323,7 +323,7 @@ class _Reprocessing:
     ) -> Amendment:
         """See `Amending`."""
         if +self._going != going:
-            raise TypedFenced(
+            raise TableFenced(
                 f"quarantined records of {table.name} were changed by others while they were parsed again, so this "
                 "changed nothing: run again"
             )

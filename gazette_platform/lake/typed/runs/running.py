@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import DataError, LakeError, ValidationError
 from gazette_platform.lake.iceberg.publishing import insisting, publish_files
-from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.ranges import (
     Limits,
     decided,
@@ -30,11 +29,16 @@ from gazette_platform.lake.typed.planning.state import Counts
 from gazette_platform.lake.typed.runs.jobs import Job
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.working import discard
-from gazette_platform.lake.typed.tables.opening import open_both, settle_behind
 from gazette_platform.lake.typed.tables.progress import measures
 from gazette_platform.lake.typed.tables.quarantine import write_list
-from gazette_platform.lake.typed.tables.table import state_properties, write_state
+from gazette_platform.lake.typed.tables.table import (
+    open_both,
+    settle_behind,
+    state_properties,
+    write_state,
+)
 from gazette_platform.lake.typed.tables.upserts import publish_upserts
+from gazette_platform.lake.typed.tables.writing import data_file_of
 from gazette_platform.message.uuid import unix_ns_of
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
@@ -166,7 +170,7 @@ class TypedRunner:
             begin_anew: by recreated journal, the offset from which a person wants it read.
 
         Raises: ValidationError: `begin_anew` names an offset after the head, or one with which a table with a key
-            would lose messages. TypedFenced: another run has published meanwhile. SchemaMismatch: the table cannot become what the
+            would lose messages. TableFenced: another run has published meanwhile. SchemaMismatch: the table cannot become what the
             spec says. TypedProgressGone, TypedRolledBack: a person has to look. LakeError: a catalog or store
             broke off. TransportError, StatusError: brokers cannot be reached.
         """

@@ -21,7 +21,6 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 
 from gazette_platform.errors import DataError, LakeError, TransportError
-from gazette_platform.lake.typed.files.sinks import CountedRows, RowSpool, SpooledRows
 from gazette_platform.lake.typed.planning.ranges import Limits, plan_run
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.runs.jobs import Job
@@ -32,6 +31,7 @@ from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, new_s
 from gazette_platform.lake.typed.tables.quarantine import quarantine_schema
 from gazette_platform.lake.typed.tables.table import require_ours, typed_table
 from gazette_platform.lake.typed.tables.upserts import with_deletes
+from gazette_platform.lake.typed.tables.writing import CountedRows, RowSpool, SpooledRows
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.lake.spec.typed.spec import TypedSpec
-    from gazette_platform.lake.typed.files.sinks import SpooledBatch
     from gazette_platform.lake.typed.planning.ranges import Hole, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.runs.working import Sink
+    from gazette_platform.lake.typed.tables.writing import SpooledBatch
     from gazette_platform.ops.clock import Clock
 
 # At 25 MB/s of a core, minutes.

@@ -33,6 +33,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from gazette_platform.lake.reading.arrow_types import arrow_type
 from gazette_platform.lake.spec.types import ColumnType
 
 if TYPE_CHECKING:
@@ -40,23 +41,23 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.spec.typed.spec import TypedSpec
 
-_SCALARS: Final[dict[str, tuple[IcebergType, Any]]] = {
-    "string": (StringType(), pa.string()),
-    "json": (StringType(), pa.string()),
-    "boolean": (BooleanType(), pa.bool_()),
-    "int": (IntegerType(), pa.int32()),
-    "bigint": (LongType(), pa.int64()),
-    "float": (FloatType(), pa.float32()),
-    "double": (DoubleType(), pa.float64()),
-    "date": (DateType(), pa.date32()),
-    "timestamp": (TimestampType(), pa.timestamp("us")),
-    "timestamptz": (TimestamptzType(), pa.timestamp("us", "UTC")),
-    "binary": (BinaryType(), pa.binary()),
-    "uuid": (UUIDType(), pa.uuid()),
+_SCALARS: Final[dict[str, IcebergType]] = {
+    "string": StringType(),
+    "json": StringType(),
+    "boolean": BooleanType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+    "timestamptz": TimestamptzType(),
+    "binary": BinaryType(),
+    "uuid": UUIDType(),
 }
-_ARROW: Final = dict(_SCALARS.values())
+_ARROW: Final = {kind: arrow_type(ColumnType(name)) for name, kind in _SCALARS.items()}
 # Two types of specs are strings; it is those that people know.
-_NAMES: Final = {kind: name for name, (kind, _) in reversed(_SCALARS.items())}
+_NAMES: Final = {kind: name for name, kind in reversed(_SCALARS.items())}
 # Arrow writes the ids of fields into Parquet files under it, and PyIceberg reads them there.
 _FIELD_ID: Final = b"PARQUET:field_id"
 
@@ -94,7 +95,7 @@ def iceberg_type(kind: ColumnType, ids: Iterator[int]) -> IcebergType:
                 )
             )
         case name:
-            return _SCALARS[name][0]
+            return _SCALARS[name]
 
 
 def spec_type(kind: IcebergType) -> ColumnType:

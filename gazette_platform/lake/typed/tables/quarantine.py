@@ -50,23 +50,25 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.table.update import AssertTableUUID
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType, UUIDType
 
-from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.iceberg.catalog import NewTable, present
 from gazette_platform.lake.iceberg.publishing import (
     MANIFESTS,
+    QUARANTINE,
+    QUARANTINED,
     RUN,
     progress_of,
+    read_side_file,
     still_at,
     still_headed,
     summary_of,
     updates_moving,
+    write_side_file,
 )
-from gazette_platform.lake.iceberg.side_files import QUARANTINE, read_side_file, write_side_file
-from gazette_platform.lake.typed.files.stored_rows import stored_rows
-from gazette_platform.lake.typed.files.writing import METRICS, WrittenFile, data_file_of
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.tables.replacing import publish_replacing
-from gazette_platform.lake.typed.tables.table import QUARANTINED
+from gazette_platform.lake.typed.tables.stored_rows import stored_rows
+from gazette_platform.lake.typed.tables.writing import METRICS, WrittenFile, data_file_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +78,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
-    from gazette_platform.lake.typed.files.stored_rows import StoredRows
+    from gazette_platform.lake.typed.tables.stored_rows import StoredRows
 
 OF: Final = "gazette.quarantine-of"
 """Property of a quarantine table: name of the typed one."""
@@ -192,7 +194,7 @@ def settle_quarantine(handle: TableHandle, quarantine: TableHandle) -> bool:
     settled = {_SETTLED: f"{typed.metadata.table_uuid} {_number(typed)}"}
     try:
         publish_replacing(quarantine, at, removed, files, run=told[RUN], properties=settled)
-    except TypedFenced:
+    except TableFenced:
         return False  # another process has settled it
     return True
 

@@ -2,59 +2,56 @@
 
 As in `publish_files`, progress is the fence, and what others commit meanwhile does not matter: which files hold such
 rows is looked for again in what the table holds then. A file that lies in the ranges is left out; one with other
-rows is rewritten without (`rewriting`), so readers find no deletes, and an engine that compacted the file at the
+rows is rewritten without (`FileRewriter`), so readers find no deletes, and an engine that compacted the file at the
 same time is refused by its own catalog.
 
 Rows that an engine deleted stay deleted, where it noted positions. Deletes by values, which Flink makes, are refused
 where they may be of a file that has to be rewritten: optimizing applies them.
+
+A file is rewritten column by column: it keeps its own schema, with the ids of its fields, and its partition. Rows stream
+through Arrow, so memory does not grow with the file. PyIceberg's own `Table.delete` holds the whole file: to take a tenth of
+the rows out of one of 221 MiB its process needed 1,341 MiB, and this one 389 MiB (docs/adr/0013).
 """
 
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
-from pyiceberg.manifest import (
-    DataFileContent,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    write_manifest,
-    write_manifest_list,
-)
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.table.delete_file_index import DeleteFileIndex
-from pyiceberg.table.snapshots import (
-    Operation,
-    Snapshot,
-    SnapshotSummaryCollector,
-    Summary,
-    update_snapshot_summaries,
-)
 
 from gazette_platform.errors import TypedRefused
 from gazette_platform.lake.iceberg.publishing import (
     RUN,
-    head_of,
+    began_at,
     publish_files,
     publish_snapshot,
     require_parted_by,
 )
-from gazette_platform.lake.typed.files.stored_rows import FileRewriter
+from gazette_platform.lake.iceberg.snapshots import manifests_of, replacing_snapshot
 from gazette_platform.lake.typed.planning.row_ranges import Overlap
+from gazette_platform.lake.typed.tables.stored_rows import stored_rows
+from gazette_platform.lake.typed.tables.writing import (
+    FileDescriber,
+    OpenFile,
+    data_file_of,
+    remove_files,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from pyiceberg.manifest import DataFile, ManifestFile, ManifestWriter
-    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.manifest import DataFile, ManifestEntry
+    from pyiceberg.table.snapshots import Snapshot
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
-
-_CODEC: Final = "deflate"
+    from gazette_platform.lake.typed.tables.stored_rows import StoredRows
 
 
 def publish_replacing(
@@ -81,77 +78,46 @@ def publish_replacing(
 
     def replaced(now: Loaded) -> Snapshot:
         require_parted_by(now.metadata, files, handle.name)
-        change = _planned(now, removed, rewriter, handle.name)
-        change.added += files
-        return _written(now, change, {**properties, RUN: run})
+        schema, deletes = now.metadata.schema(), _Deletes(now, handle.name)
 
-    return publish_snapshot(handle, start, run, replaced)
-
-
-@final
-@dataclass(slots=True)
-class _Change:
-    """What becomes of the manifests of a table."""
-
-    kept: list[ManifestFile] = field(default_factory=list)
-    changed: list[tuple[ManifestFile, list[ManifestEntry], list[ManifestEntry]]] = field(
-        default_factory=list
-    )
-    """Manifests with files that go: their entries that stay, and those that go."""
-    added: list[DataFile] = field(default_factory=list)
-
-
-def _planned(now: Loaded, removed: RowRanges, rewriter: FileRewriter, name: str) -> _Change:
-    """Which files go, and what is written in their place."""
-    change = _Change()
-    head = now.metadata.snapshot_by_id(head_of(now.metadata) or -1)
-    manifests = head.manifests(now.io) if head is not None else []
-    deletes = _Deletes(now, [one for one in manifests if one.content == ManifestContent.DELETES])
-    schema = now.metadata.schema()
-    for manifest in manifests:
-        if manifest.content == ManifestContent.DELETES:
-            change.kept.append(manifest)
-            continue
-        staying: list[ManifestEntry] = []
-        going: list[ManifestEntry] = []
-        for entry in manifest.fetch_manifest_entry(now.io, discard_deleted=True):
+        def left(entry: ManifestEntry) -> DataFile | None:
             file = entry.data_file
-            overlap = removed.overlap(file, schema)
-            left: DataFile | None = file
-            if overlap is Overlap.ALL:
-                left = None
-            elif overlap is Overlap.SOME:
-                left = rewriter.without(now, file, deletes.of(entry, name))
-            if left is not file and left is not None:
-                change.added.append(left)
-            (staying if left is file else going).append(entry)
-        if going:
-            change.changed.append((manifest, staying, going))
-        elif staying:
-            change.kept.append(manifest)
-    return change
+            match removed.overlap(file, schema):
+                case Overlap.ALL:
+                    return None
+                case Overlap.SOME:
+                    return rewriter.without(now, file, deletes.of(entry))
+                case Overlap.NONE:
+                    return file
+
+        return replacing_snapshot(now, left, files, {**properties, RUN: run})
+
+    return publish_snapshot(handle, run, began_at(start, handle.name), replaced)
 
 
 @final
 class _Deletes:
     """Rows that engines deleted without rewriting their files."""
 
-    def __init__(self, now: Loaded, manifests: Iterable[ManifestFile]) -> None:
+    def __init__(self, now: Loaded, name: str) -> None:
+        self._name = name
         self._positions = DeleteFileIndex()
         self._equal: list[ManifestEntry] = []
-        for manifest in manifests:
+        for manifest in manifests_of(now):
+            if manifest.content != ManifestContent.DELETES:
+                continue
             for entry in manifest.fetch_manifest_entry(now.io, discard_deleted=True):
                 if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
                     self._equal.append(entry)
                 else:
                     self._positions.add_delete_file(entry, entry.data_file.partition)
 
-    def of(self, entry: ManifestEntry, name: str) -> Sequence[DataFile]:
+    def of(self, entry: ManifestEntry) -> Sequence[DataFile]:
         """Files with positions of rows of a data file. Raises: TypedRefused: there may be deletes by values of it."""
         file, number = entry.data_file, entry.sequence_number or 0
         if any((one.sequence_number or 0) > number for one in self._equal):
             raise TypedRefused(
-                f"{name} has rows that were deleted by their values, as Flink does, which may be of {file.file_path}, "
+                f"{self._name} has rows that were deleted by their values, as Flink does, which may be of {file.file_path}, "
                 "and that has to be rewritten: apply them in Spark by CALL system.rewrite_data_files(…, "
                 "options => map('delete-file-threshold', '1')), and run again"
             )
@@ -160,110 +126,83 @@ class _Deletes:
         )
 
 
-def _written(now: Loaded, change: _Change, properties: Mapping[str, str]) -> Snapshot:
-    """The snapshot with its manifests, which are written."""
-    metadata = now.metadata
-    snapshot = metadata.new_snapshot_id()
-    parent = metadata.snapshot_by_id(head_of(metadata) or -1)
-    writers = _Manifests(now, snapshot)
-    manifests = [
-        *writers.added(change.added),
-        *(writers.changed(*one) for one in change.changed),
-        *change.kept,
-    ]
-    path = writers.path(f"snap-{snapshot}-0-{writers.id}.avro")
-    number = metadata.next_sequence_number()
-    with write_manifest_list(
-        format_version=metadata.format_version,
-        output_file=now.io.new_output(path),
-        snapshot_id=snapshot,
-        parent_snapshot_id=None if parent is None else parent.snapshot_id,
-        sequence_number=number,
-        avro_compression=_CODEC,
-    ) as writer:
-        writer.add_manifests(manifests)
-    going = [entry.data_file for _, _, entries in change.changed for entry in entries]
-    summary = update_snapshot_summaries(
-        Summary(Operation.OVERWRITE, **_sums(metadata, change.added, going), **properties),
-        parent.summary if parent is not None else None,
-    )
-    return Snapshot.model_validate({
-        "snapshot-id": snapshot,
-        "parent-snapshot-id": None if parent is None else parent.snapshot_id,
-        "sequence-number": number,
-        "manifest-list": path,
-        "summary": summary,
-        "schema-id": metadata.current_schema_id,
-    })  # fmt: skip
-
-
-def _sums(
-    metadata: TableMetadata, added: Sequence[DataFile], removed: Sequence[DataFile]
-) -> dict[str, str]:
-    collector = SnapshotSummaryCollector()
-    specs, schema = metadata.specs(), metadata.schema()
-    for file in added:
-        collector.add_file(file, schema, specs[file.spec_id])
-    for file in removed:
-        collector.remove_file(file, schema, specs[file.spec_id])
-    return collector.build()
+# Of a row group, as Arrow holds it.
+_GROUP_BYTES: Final = 64 << 20
 
 
 @final
-class _Manifests:
-    """Writes manifests of one snapshot."""
+class FileRewriter:
+    """Rewrites files, each once: the result is kept for later calls.
 
-    def __init__(self, now: Loaded, snapshot_id: int) -> None:
-        self.id = uuid.uuid4()
-        self._now = now
-        self._snapshot_id = snapshot_id
-        self._places = now.table.location_provider()
-        self._count = 0
+    Args:
+        ranges: rows that are to go.
+    """
 
-    def path(self, name: str) -> str:
-        return self._places.new_metadata_location(name)
+    def __init__(self, ranges: RowRanges) -> None:
+        self._ranges = ranges
+        # With those that have no such row, which stay.
+        self._known: dict[tuple[str, frozenset[str]], tuple[bool, DataFile | None]] = {}
 
-    def added(self, files: Sequence[DataFile]) -> list[ManifestFile]:
-        """Of new files, one for each partition spec."""
-        by_spec: dict[int, list[DataFile]] = defaultdict(list)
-        for file in files:
-            by_spec[file.spec_id].append(file)
-        return [self._added(spec_id, of_it) for spec_id, of_it in sorted(by_spec.items())]
+    def without(self, now: Loaded, file: DataFile, deletes: Sequence[DataFile]) -> DataFile | None:
+        """A file of a table without the rows that are to go.
 
-    def _added(self, spec_id: int, files: Sequence[DataFile]) -> ManifestFile:
-        with self._writer(spec_id) as writer:
-            for file in files:
-                # Their number is that of the snapshot, which readers know.
-                entry = ManifestEntry.from_args(
-                    status=ManifestEntryStatus.ADDED,
-                    snapshot_id=self._snapshot_id,
-                    sequence_number=None,
-                    file_sequence_number=None,
-                    data_file=file,
-                )
-                writer.add_entry(entry)
-        return writer.to_manifest_file()
+        Args:
+            now: the table.
+            deletes: files with positions of rows of it that engines deleted.
 
-    def changed(
-        self, of: ManifestFile, staying: Sequence[ManifestEntry], going: Sequence[ManifestEntry]
-    ) -> ManifestFile:
-        """A manifest without files that go."""
-        with self._writer(of.partition_spec_id) as writer:
-            for entry in staying:
-                writer.existing(entry)
-            for entry in going:
-                writer.delete(entry)
-        return writer.to_manifest_file()
+        Returns: the same, if it has none of them; None, if it has no others.
+        Raises: LakeError: a file cannot be read or written.
+        """
+        key = (file.file_path, frozenset(one.file_path for one in deletes))
+        if key not in self._known:
+            with stored_rows(now, file, deletes) as rows:
+                self._known[key] = self._found(now, file, rows)
+        stays, left = self._known[key]
+        return file if stays else left
 
-    def _writer(self, spec_id: int) -> ManifestWriter:
-        metadata = self._now.metadata
-        path = self.path(f"{self.id}-m{self._count}.avro")
-        self._count += 1
-        return write_manifest(
-            format_version=metadata.format_version,
-            spec=metadata.specs()[spec_id],
-            schema=metadata.schema(),
-            output_file=self._now.io.new_output(path),
-            snapshot_id=self._snapshot_id,
-            avro_compression=_CODEC,
-        )
+    def _found(self, now: Loaded, file: DataFile, rows: StoredRows) -> tuple[bool, DataFile | None]:
+        places = [rows.name_of(name) for name in ("_journal", "_begin")]
+        going = staying = 0
+        for batch, is_there in rows.batches(places):
+            goes = pc.and_(self._goes(batch, places), is_there)
+            count = pc.sum(goes).as_py() or 0
+            going += count
+            staying += (pc.sum(is_there).as_py() or 0) - count
+        if not going:
+            return True, None
+        return False, self._copied(now, file, rows, places) if staying else None
+
+    def _goes(self, batch: pa.RecordBatch, places: Sequence[str]) -> pa.BooleanArray:
+        journals, begins = (batch.column(name) for name in places)
+        return self._ranges.mask(journals.cast(pa.string()), begins.cast(pa.int64()))
+
+    def _copied(
+        self, now: Loaded, file: DataFile, rows: StoredRows, places: Sequence[str]
+    ) -> DataFile:
+        path = f"{now.metadata.location}/data/{uuid.uuid4()}.parquet"
+        describer = FileDescriber(pyarrow_to_schema(rows.schema), file.spec_id)
+        partition = tuple(file.partition[index] for index in range(len(file.partition)))
+        copy = OpenFile(now.io, path, rows.schema, partition)
+        try:
+            for group in self._groups(rows, places):
+                copy.write(group)
+            size, footer = copy.close()
+        except BaseException:
+            copy.abandon()
+            remove_files(now.io, [path])
+            raise
+        return data_file_of(describer.describe(path, size, footer, partition), now.metadata)
+
+    def _groups(self, rows: StoredRows, places: Sequence[str]) -> Iterator[pa.Table]:
+        """Rows that stay, in pieces of the size of a row group."""
+        held: list[pa.RecordBatch] = []
+        size = 0
+        for batch, is_there in rows.batches():
+            kept = batch.filter(pc.and_not(is_there, self._goes(batch, places)))
+            held.append(kept)
+            size += kept.nbytes
+            if size >= _GROUP_BYTES:
+                yield pa.Table.from_batches(held, rows.schema)
+                held, size = [], 0
+        if size:
+            yield pa.Table.from_batches(held, rows.schema)

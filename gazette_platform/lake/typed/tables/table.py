@@ -1,7 +1,9 @@
-"""A typed table as a run begins with it: made, or brought to what its spec says, with the state to go on from.
+"""A typed table and its quarantine as a run begins with them: made, or brought to what the spec says, with the state to go on from.
 
 Evolution is a commit of its own, before anything is read, by the same handle and under the same fence as what a run
-publishes: a run that is late changes no shape, either.
+publishes: a late run does not change the shape either.
+
+`open_both` also settles what the newest publication has quarantined, so nothing is left over from the run before.
 """
 
 from __future__ import annotations
@@ -16,25 +18,23 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from typing_extensions import override
 
-from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced
-from gazette_platform.lake.iceberg.catalog import NewTable
+from gazette_platform.errors import LakeError, SchemaMismatch, TableFenced
+from gazette_platform.lake.iceberg.catalog import NewTable, PinnedHandle
 from gazette_platform.lake.iceberg.publishing import (
     MANIFESTS,
     PROGRESS,
+    QUARANTINE,
+    QUARANTINED,
     RUN,
+    STATE,
     progress_of,
+    read_side_file,
     require_progress,
     still_at,
     still_parted_by,
     summary_of,
-)
-from gazette_platform.lake.iceberg.side_files import (
-    QUARANTINE,
-    STATE,
-    read_side_file,
     write_side_file,
 )
-from gazette_platform.lake.typed.files.writing import METRICS
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.evolution import plan_evolution
 from gazette_platform.lake.typed.schema.iceberg_types import (
@@ -42,10 +42,12 @@ from gazette_platform.lake.typed.schema.iceberg_types import (
     new_partition_spec,
     new_schema,
 )
+from gazette_platform.lake.typed.tables.quarantine import open_quarantine, settle_quarantine
 from gazette_platform.lake.typed.tables.upserts import UPSERTED
+from gazette_platform.lake.typed.tables.writing import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyiceberg.io import FileIO
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
     from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.schema.evolution import Evolution
 
@@ -65,8 +67,6 @@ CHANGES: Final = "gazette.changes"
 """Property of a table of changes: what deletes rows, as the spec says it."""
 OFFSETS: Final = "gazette.offsets"
 """Property of a snapshot: how far journals were read, in words, if there are few."""
-QUARANTINED: Final = "gazette.quarantined"
-"""Property of a snapshot: how many records are in quarantine, once all is settled."""
 
 _PROPERTIES: Final = {
     "format-version": "2",
@@ -143,7 +143,7 @@ def open_table(handle: TableHandle, spec: TypedSpec, location: str) -> TypedTabl
             one does, and the others get that one, at its own location.
 
     Raises: SchemaMismatch: it cannot become what the spec says, with all differences; or its `uuid` is another.
-        TypedFenced: another run has published while this one changed it. TypedProgressGone, TypedRolledBack: a
+        TableFenced: another run has published while this one changed it. TypedProgressGone, TypedRolledBack: a
         person has to look. LakeError: the table is not ours; the state cannot be read; the catalog cannot be
         reached.
     """
@@ -300,7 +300,7 @@ def _evolved(handle: TableHandle, loaded: Loaded, spec: TypedSpec) -> Loaded:
         if evolution.is_empty:
             return loaded
         if progress_of(metadata) != start:
-            raise TypedFenced(
+            raise TableFenced(
                 f"another run has published to {handle.name} while this one was to change its shape, so it changed "
                 "nothing; the next run does"
             )
@@ -355,3 +355,45 @@ class _Noted(NoopCatalog):
     ) -> NoReturn:
         self.requirements, self.updates = requirements, updates
         raise _Enough
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A typed table and its quarantine, to begin with."""
+
+    handles: tuple[TableHandle, TableHandle]
+    """Of the typed table, and of its quarantine."""
+    table: TypedTable
+    quarantine: Loaded
+    """As it was before it was settled: it says where files go, and their columns."""
+
+
+def handles_of(catalog: TypedCatalog, spec: TypedSpec) -> tuple[TableHandle, TableHandle]:
+    """Of a typed table, and of its quarantine. Neither need exist."""
+    return catalog.handle(spec.name), catalog.handle(spec.quarantine)
+
+
+def open_both(catalog: TypedCatalog, spec: TypedSpec, log: Callable[[str], None]) -> Opened:
+    """Both tables, made or changed as the spec says, with what the newest publication has set aside settled.
+
+    The typed table is looked at first: whatever anybody publishes from then on fences who begins with this.
+
+    Raises: as `open_table`, `open_quarantine` and `settle_quarantine`.
+    """
+    handles = handles_of(catalog, spec)
+    table = open_table(handles[0], spec, catalog.new_location(spec.name))
+    handles = PinnedHandle(handles[0], table.metadata.table_uuid), handles[1]
+    location = catalog.new_location(spec.quarantine)
+    quarantine = open_quarantine(handles[1], spec.name, location)
+    if settle_quarantine(*handles):
+        log(f"{spec.name}: settled what the run before left in quarantine")
+    return Opened(handles, table, quarantine)
+
+
+def settle_behind(handles: tuple[TableHandle, TableHandle], log: Callable[[str], None]) -> None:
+    """Settle what was published just now. Where that fails, whoever publishes next does it, before."""
+    try:
+        settle_quarantine(*handles)
+    except LakeError as err:
+        log(f"{handles[0].name}: quarantined records are to be settled yet: {err}")
