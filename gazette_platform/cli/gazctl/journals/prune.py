@@ -151,11 +151,7 @@ class OpenStores:
 
 @final
 class FragmentRemover:
-    """Removes fragments, each by itself.
-
-    Args:
-        dry_run: whether to remove nothing.
-    """
+    """Removes fragments, each by itself; in a dry run, none."""
 
     def __init__(self, clock: Clock, stores: OpenStores, *, dry_run: bool) -> None:
         self._clock = clock
