@@ -124,7 +124,7 @@ class GazetteLake(Component, Model, Resolvable):
     table_url: str | None = Field(
         default=None, description="Page of a table, with {catalog}, {schema} and {table} in it."
     )
-    sensor_shards: int | None = Field(
+    fragment_sensors: int | None = Field(
         default=None, description="Sensors that share out the raw tables, 1 to 32."
     )
     resources: dict[str, str] = Field(
@@ -165,8 +165,8 @@ class GazetteLake(Component, Model, Resolvable):
                 environment[variable] = str(folder / value) if name in _PATHS else value
         if self.store_roots:
             environment["GAZETTE_LAKE_STORE_ROOTS"] = json.dumps(self.store_roots)
-        if self.sensor_shards is not None:
-            environment["GAZETTE_SENSOR_SHARDS"] = str(self.sensor_shards)
+        if self.fragment_sensors is not None:
+            environment["GAZETTE_FRAGMENT_SENSORS"] = str(self.fragment_sensors)
         return LakeSettings.from_environment(environment)
 
 

@@ -82,7 +82,7 @@ def lake_definitions(
                 *([rollups_check()] if settings.rollups else []),
             ],
             sensors=[
-                *fragments_sensors(settings.sensor_shards, folder),
+                *fragments_sensors(settings.fragment_sensors, folder),
                 typed_sensor(typed_pairs(specs)),
                 catalog_sensor,
             ],

@@ -1,8 +1,8 @@
 """Dagster resources of the platform: brokers, the metastore, Trino, Spark, and where table specs lie.
 
 `platform_resources` gives all of them, also to definitions of users. A server that is not configured raises a SetupError when
-it is used, and Spark starts no JVM before it is asked for a session. Secrets are no part of resources, which Dagster shows:
-they are read from the environment, or from files that it names, when a server is asked.
+it is used, and Spark starts no JVM before it is asked for a session. Dagster shows resources, so they hold no secrets: these
+are read from the environment, or from files that it names, when a server is asked.
 """
 
 import os
@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import SetupError
-from gazette_platform.hive import MetastoreClient
+from gazette_platform.hive import Metastore, MetastoreClient
 from gazette_platform.lake import (
     Auditor,
     BrokerSource,
@@ -36,7 +36,6 @@ from gazette_platform.lake import (
 from gazette_platform.lake.catalogs import HIVE, ICEBERG, IcebergCatalog, TrinoCatalogs
 from gazette_platform.lake.engines.spark import open_session, spark_configuration
 from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
-from gazette_platform.lake.raw.registration import Metastore
 from gazette_platform.lake.rollups import RollupFolder, read_rollup_folder
 from gazette_platform.lake.settings import table_link
 

@@ -1,4 +1,4 @@
-"""Dagster's partition keys of a raw table: the times of its Hive partitions, and what former releases had.
+"""Dagster's partition keys of a raw table: the times of its Hive partitions.
 
 External assets of table specs: the raw table, and the journals that it is made of.
 """
@@ -20,13 +20,13 @@ from dagster import (
 )
 
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.raw.times import WHOLE, Time
+from gazette_platform.lake.raw.accounts import WHOLE, Time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gazette_platform.hive import HiveColumn
-    from gazette_platform.lake import PartitionAccount, RefusedSpec, TableSpec
+    from gazette_platform.lake import RefusedSpec, TableSpec
 
 
 def time_partition(time: Time) -> str:
@@ -38,46 +38,24 @@ def time_partition(time: Time) -> str:
     return _values(time.key)
 
 
-def former_partitions(account: PartitionAccount, time: Time) -> list[str]:
-    """What Dagster's key of a Hive partition was in former releases, the last one first.
+def parse_partition(key: str, columns: Sequence[str], own: Iterable[int]) -> Time | None:
+    """Return the time that a partition key of Dagster is the key of.
 
-    It was one of its own, of the values of all columns; before that the names of the columns were in it.
-
-    Args:
-        account: of the Hive partition.
-        time: its own.
-    """
-    former = [_values(account.key), account.key] if account.key != WHOLE else []
-    return [key for key in former if key != time_partition(time)]
-
-
-def parse_partition(key: str, columns: Sequence[str], own: Iterable[int]) -> Time | str | None:
-    """What a partition key of Dagster is the key of.
-
-    >>> (
-    ...     parse_partition("5", ["origin", "hour"], [1]),
-    ...     parse_partition("JFK/5", ["origin", "hour"], [1]),
-    ... )
-    (Time(own=1, key='hour=5'), 'origin=JFK/hour=5')
+    >>> parse_partition("5", ["origin", "hour"], [1])
+    Time(own=1, key='hour=5')
 
     Args:
         key: Dagster's.
         columns: names of the table's partition columns.
         own: how many of them, the first ones, names of journals give; in more than one way if they differ in shape.
 
-    Returns: a time; or the key of a Hive partition that Dagster has from a former release; None: it is neither.
+    Returns: None: it is not a key of this table, such as one that a person added in the UI.
     """
     names, parts = list(columns), key.split("/")
-    if len(parts) == len(names) and all(
-        part.startswith(f"{name}=") for part, name in zip(parts, names, strict=True)
-    ):
-        return key
     if key == WHOLE and len(names) in own:
         return Time(len(names), WHOLE)
-    if len(names) - len(parts) in own:
-        count = len(names) - len(parts)
-        return Time(count, _named(names[count:], parts))
-    return _named(names, parts) if len(parts) == len(names) else None
+    count = len(names) - len(parts)
+    return Time(count, _named(names[count:], parts)) if count in own else None
 
 
 def _values(key: str) -> str:
@@ -116,7 +94,7 @@ def journals_key(table: str) -> AssetKey:
 
 
 def table_partitions(table: str) -> DynamicPartitionsDefinition:
-    """One dynamic partition per time of the table: see `gazette_platform.lake.raw.times`."""
+    """One dynamic partition per time of the table: see `gazette_platform.lake.raw.accounts`."""
     return DynamicPartitionsDefinition(name=table)
 
 

@@ -9,7 +9,12 @@ the server and the object. Cost: one connection per `MetastoreClient.connect` sc
 about a millisecond a call, and about 20 ms a new Hive partition on the server.
 """
 
-from gazette_platform.hive.client import MetastoreClient, MetastoreSession, SharedMetastore
+from gazette_platform.hive.client import (
+    Metastore,
+    MetastoreClient,
+    MetastoreSession,
+    SharedMetastore,
+)
 from gazette_platform.hive.locks import HeldLock
 from gazette_platform.hive.model import (
     CSV_ESCAPE,
@@ -30,6 +35,7 @@ __all__ = [
     "HiveColumn",
     "HivePartition",
     "HiveTable",
+    "Metastore",
     "MetastoreClient",
     "MetastoreSession",
     "SharedMetastore",

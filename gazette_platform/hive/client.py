@@ -107,8 +107,12 @@ class MetastoreClient:
             transport.close()
 
 
-class _Connects(Protocol):
-    def connect(self) -> AbstractContextManager[MetastoreSession]: ...
+class Metastore(Protocol):
+    """Opens sessions: `MetastoreClient`, or `SharedMetastore`."""
+
+    def connect(self) -> AbstractContextManager[MetastoreSession]:
+        """A session for the length of a scope."""
+        ...
 
 
 @final
@@ -122,7 +126,7 @@ class SharedMetastore:
         ends_at: see `MetastoreSession.end_at`.
     """
 
-    def __init__(self, metastore: _Connects, *, ends_at: float | None = None) -> None:
+    def __init__(self, metastore: Metastore, *, ends_at: float | None = None) -> None:
         self._metastore = metastore
         self._ends_at = ends_at
         self._session: MetastoreSession | None = None

@@ -3,7 +3,7 @@
 Nouns: a *table spec* selects journals and names columns; a *layout* is the shape of their
 directories, from which Hive partitions follow; a *source* lists fragments; a *registrar* moves a
 table on by one bounded tick; an *auditor* compares it with the files; a *repairer* moves files aside
-that others cover, a *quarantine* those that a person names; a *shrinker* has the metastore follow prunes. Guarantee: registration is idempotent; no file is rewritten or deleted. Cost of a
+that others cover, a *set-aside* those that a person names; a *shrinker* has the metastore follow prunes. Guarantee: registration is idempotent; no file is rewritten or deleted. Cost of a
 tick: a List call, a ListFragments call a journal, two metastore calls, and reading each new fragment
 once to count its rows. The lake is a client: it knows nothing of brokers' inside, nor of Dagster.
 """
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gazette_platform.lake.engines.spark import running_session, start_session
     from gazette_platform.lake.engines.trino import TrinoSession
-    from gazette_platform.lake.raw.accounting import PartitionAccount, PartitionUpdate
+    from gazette_platform.lake.raw.accounting import PartitionUpdate
+    from gazette_platform.lake.raw.accounts import PartitionAccount
     from gazette_platform.lake.raw.audits.audit import Audit, Auditor
     from gazette_platform.lake.raw.audits.fit import (
         FitChecker,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     )
     from gazette_platform.lake.raw.listing import SweepPoint
     from gazette_platform.lake.raw.planning import JournalCursor, Limits, RegistrationCursor
-    from gazette_platform.lake.raw.prunes.shrinker import Look, Shrinker
+    from gazette_platform.lake.raw.pruning import Look, Shrinker
     from gazette_platform.lake.raw.registration import JournalProgress, Registrar, TableReport
     from gazette_platform.lake.raw.repair import MovedFile, Repair, Repairer
     from gazette_platform.lake.raw.views import ensure_views, excluded_files
@@ -89,7 +90,8 @@ __all__ = [
 _HOMES = {
     "engines.spark": "running_session start_session",
     "engines.trino": "TrinoSession",
-    "raw.accounting": "PartitionAccount PartitionUpdate",
+    "raw.accounting": "PartitionUpdate",
+    "raw.accounts": "PartitionAccount",
     "raw.audits.audit": "Audit Auditor",
     "raw.views": "ensure_views excluded_files",
     "reading.findings": "Finding FindingKind",
@@ -100,7 +102,7 @@ _HOMES = {
     "raw.registration": "JournalProgress Registrar TableReport",
     "raw.repair": "MovedFile Repair Repairer",
     "settings": "LakeSettings",
-    "raw.prunes.shrinker": "Look Shrinker",
+    "raw.pruning": "Look Shrinker",
     "reading.source": "BrokerSource FragmentSource all_fragments",
     "spec.folder": "RefusedSpec SpecFolder load_table_specs read_spec_folder",
     "spec.table_spec": "TableSpec parse_table_spec",

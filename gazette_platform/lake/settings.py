@@ -24,7 +24,7 @@ variable of its own, which wins:
 | GAZETTE_S3_JARS | folder of the jars of Hadoop's S3 driver | none: Spark has them itself |
 | GAZETTE_DAGSTER_URI | address of the Dagster UI, to reload it | `dagster` in endpoints.json |
 | GAZETTE_TABLE_URL | a page of a table: an address with {catalog}, {schema} and {table} | none: no links |
-| GAZETTE_SENSOR_SHARDS | sensors that share out the tables, 1 to 32 | ``1`` |
+| GAZETTE_FRAGMENT_SENSORS | sensors that share out the tables, 1 to 32 | ``1`` |
 
 Logins at Trino, or a catalog, are not part of it, since settings are shown: see `gazette_platform.lake.engines.trino.TrinoLogin` and
 `gazette_platform.lake.catalogs`.
@@ -90,7 +90,7 @@ class LakeSettings:
     """Path of a file of properties of Spark; see `gazette_platform.lake.engines.spark`."""
     store_roots: Mapping[str, str] = field(default_factory=dict)
     """Fragment-store URL → table location."""
-    sensor_shards: int = 1
+    fragment_sensors: int = 1
     """Sensors that share out the tables; 1 to 32."""
 
     @classmethod
@@ -139,7 +139,7 @@ class LakeSettings:
             spark_master=environment.get("GAZETTE_SPARK_MASTER") or "local[2]",
             spark_properties=environment.get("GAZETTE_SPARK_PROPERTIES", ""),
             store_roots=roots,
-            sensor_shards=_count(environment, "GAZETTE_SENSOR_SHARDS"),
+            fragment_sensors=_count(environment, "GAZETTE_FRAGMENT_SENSORS"),
         )
 
     @property

@@ -33,7 +33,7 @@ from gazette_platform.lake import (
     without_columns,
 )
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.raw.accounting import partition_accounts
+from gazette_platform.lake.raw.accounts import partition_accounts
 from gazette_platform.lake.raw.audits.fit import is_of_spec
 from gazette_platform.lake.raw.audits.status import partition_standings
 from gazette_platform.lake.raw.audits.unfit_finding import (
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from dagster import AssetCheckEvaluation
 
     from gazette_platform.assets.checks import Checked
-    from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.registration import Metastore
+    from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
 
 # Hive partitions with unfit records: those that are known of a table, and those looked at again a tick.
 _UNFIT_MAX = 200
@@ -240,7 +239,7 @@ class TableAudits:
         for number, (journal, begin) in enumerate(slices):
             if number and is_over():
                 break
-            audit = self._audit(session, spec, table, journal, begin, report, findings, problems)
+            audit = self._audit(session, table, journal, begin, report, findings, problems)
             findings = _merged(findings, audit)
             if journal == state.journal and begin == state.offset:
                 is_at_turn = True
@@ -259,7 +258,7 @@ class TableAudits:
         repair = self.repairer.repair(session, table, targets, report.cursors, is_over=is_over)
         for journal in dict.fromkeys(m.finding.journal for m in repair.moved):
             begin = min(f.begin for f in findings if f.journal == journal)
-            audit = self._audit(session, spec, table, journal, begin, report, findings, problems)
+            audit = self._audit(session, table, journal, begin, report, findings, problems)
             findings = _merged(findings, audit)
         paths = {f.path for f in findings}
         refused = {p: r for p, r in {**state.refused, **repair.refused}.items() if p in paths}
@@ -293,7 +292,6 @@ class TableAudits:
     def _audit(  # noqa: PLR0917
         self,
         session: MetastoreSession,
-        spec: TableSpec,
         table: HiveTable,
         journal: str,
         begin: int,
@@ -306,7 +304,6 @@ class TableAudits:
         try:
             return self.auditor.audit(
                 session,
-                spec,
                 table,
                 journal,
                 begin=begin,
@@ -362,7 +359,7 @@ def _unfit(
     left = [fit for fit in state.unfit if fit.key not in states]
     looked = {fit.key for fit in left[:_UNFIT_LOOKED_MAX]}
     if not state.told or not table.partition_columns:
-        states |= {p.key: p.state for p in partition_standings(session, spec, table)}
+        states |= {p.key: p.state for p in partition_standings(session, table)}
     else:
         states |= {a.key: a.state for a in partition_accounts(session, table, sorted(looked))}
     fits = [partition_fit(key, each) for key, each in states.items()]

@@ -1,13 +1,11 @@
-"""A cursor's JSON as short text: what is alike side by side, compressed, in characters that JSON leaves alone.
+"""The cursor of a sensor of fragments: how far journals are registered, whose turn it is, what is known and was reported.
 
-Dagster keeps the whole text with each state of a sensor, and hands it over at each tick. Written out, a journal
-takes 60 to 90 bytes, most of them its name and punctuation. Packed it takes its numbers, half a byte a digit, and some bytes for
-what its name has more than the one before.
+Its text is canonical: the same for the same state, so a tick without progress changes nothing in Dagster, which keeps the
+whole text with each state of a sensor and passes it to each tick. `pack` puts like values side by side and compresses them
+to characters that JSON does not escape. Where names of a table are alike, and offsets are below a TiB, ten thousand journals
+in a hundred tables take less than 200,000 characters. Holes and findings come on top; those are bounded where they are kept.
 
-The bound: where names of a table are alike, and offsets are below a TiB, ten thousand journals in a hundred tables take less than
-200,000 characters. Holes and findings come on top; those are bounded where they are kept.
-
-The cursor of a sensor of fragments: how far journals are registered, whose turn it is, what is known and reported.
+`TickState` is the next cursor in the making, and `TickOutcome` all that a tick hands to Dagster.
 """
 
 from __future__ import annotations
@@ -20,14 +18,22 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake import RegistrationCursor, SweepPoint
+from gazette_platform.lake import JournalCursor, RegistrationCursor, SweepPoint
 from gazette_platform.lake.raw.planning import no_cursor
 from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.prunes import RetentionState
 from gazette_platform.sensors.waits import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dagster import (
+        AddDynamicPartitionsRequest,
+        AssetCheckEvaluation,
+        AssetMaterialization,
+        AssetObservation,
+        DeleteDynamicPartitionsRequest,
+    )
 
 # Of this form; the characters after it are those of base85, which has no colon.
 _MARK: Final = "z1:"
@@ -42,32 +48,19 @@ def pack(raw: dict[str, Any]) -> str:
     Args:
         raw: with ``tables``: by table and journal, what `lake.JournalCursor.to_json` gives.
     """
-    names: dict[str, list[str]] = {}
-    ends: list[int] = []
-    lengths: list[int | None] = []
-    holes: dict[str, Any] = {}
-    created: list[int] = []
-    for table, journals in sorted(raw[_TABLES].items()):
-        names[table] = sorted(journals)
-        for journal in names[table]:
-            found = journals[journal]
-            noted = found if isinstance(found, dict) else {"at": found, "created": 0}
-            found = noted["at"]
-            # An end alone, else with the begin of the last fragment, and holes.
-            end, last, *more = found if isinstance(found, list) else (found, None)
-            if more:
-                holes[str(len(ends))] = more
-            ends.append(end)
-            lengths.append(None if last is None else end - last)
-            created.append(noted["created"])
-    columns = [names, ends, lengths, holes, created]
+    names = {table: sorted(journals) for table, journals in sorted(raw[_TABLES].items())}
+    found = [raw[_TABLES][table][journal] for table, group in names.items() for journal in group]
+    columns = [
+        names,
+        [end for end, *_ in found],
+        # Alike, while begins of last fragments are as different as ends.
+        [None if last is None else end - last for end, last, *_ in found],
+        [stored_at for _, _, stored_at, *_ in found],
+        [created for _, _, _, created, *_ in found],
+        {str(at): holes for at, (_, _, _, _, *holes) in enumerate(found) if holes},
+    ]
     text = json.dumps({**raw, _TABLES: columns}, sort_keys=True, separators=(",", ":"))
     return _MARK + base64.b85encode(zlib.compress(text.encode())).decode()
-
-
-def is_packed(text: Any) -> bool:
-    """Whether it is text that `pack` may have made."""
-    return isinstance(text, str) and text.startswith(_MARK)
 
 
 def unpack(text: str) -> dict[str, Any]:
@@ -75,23 +68,19 @@ def unpack(text: str) -> dict[str, Any]:
 
     Raises: ValueError: it is none.
     """
+    if not isinstance(text, str) or not text.startswith(_MARK):
+        raise ValueError("it was not packed")
     try:
         raw = json.loads(_inflated(base64.b85decode(text.removeprefix(_MARK))))
-        # Former releases did not keep which journals they were.
-        names, ends, lengths, holes, *more = raw[_TABLES]
-        created = more[0] if more else [0] * len(ends)
-        numbers = zip(ends, lengths, created, strict=True)
-        at = 0
+        names, ends, lengths, stored, created, holes = raw[_TABLES]
+        numbers = enumerate(zip(ends, lengths, stored, created, strict=True))
         tables: dict[str, dict[str, Any]] = {}
         for table, journals in names.items():
             found = tables[table] = {}
             for journal in journals:
-                end, length, revision = next(numbers)
+                at, (end, length, *more) = next(numbers)
                 last = None if length is None else end - length
-                more = holes.get(str(at), [])
-                place = [end, last, *more] if more or last is not None else end
-                found[journal] = {"at": place, "created": revision} if revision else place
-                at += 1
+                found[journal] = [end, last, *more, *holes.get(str(at), [])]
     except (
         zlib.error, KeyError, TypeError, AttributeError, StopIteration, RecursionError,
     ) as err:  # fmt: skip
@@ -143,7 +132,7 @@ class SensorCursor:
     retention: RetentionState = field(default_factory=RetentionState)
     """What is known of prunes."""
     epoch: int = 0
-    """Of the sharing out of tables to sensors; see `gazette_platform.sensors.shards`."""
+    """Of the sharing out of tables to sensors; see `gazette_platform.sensors.shares`."""
     rests_from: int = 0
     """Unix seconds when it was found that there is another one; 0: there is none."""
 
@@ -234,15 +223,13 @@ class SensorCursor:
 
 
 def unpacked(text: str) -> Any:
-    """The JSON values that a cursor's text holds for the sensor, also as former releases wrote it.
+    """The JSON values that a cursor's text holds for the sensor.
 
     Raises: ValidationError: it holds none; says how to reset it.
     """
     try:
-        raw = json.loads(text)
-        inner = raw.get(_HIDDEN, raw) if isinstance(raw, dict) else raw
-        return unpack(inner) if is_packed(inner) else inner
-    except (ValueError, RecursionError) as err:
+        return unpack(json.loads(text)[_HIDDEN])
+    except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise no_cursor(text) from err
 
 
@@ -274,3 +261,100 @@ def _waits(raw: Any) -> dict[str, dict[str, Wait]]:
 def problem_digest(texts: list[str]) -> str:
     """16 hex digits of problems; `ok` if there are none."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if texts else "ok"
+
+
+@final
+@dataclass(slots=True)
+class TickOutcome:
+    """What a tick did to all tables."""
+
+    events: list[AssetMaterialization | AssetObservation | AssetCheckEvaluation] = field(
+        default_factory=list
+    )
+    partitions: list[AddDynamicPartitionsRequest | DeleteDynamicPartitionsRequest] = field(
+        default_factory=list
+    )
+    summaries: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    cursor: SensorCursor = field(default_factory=SensorCursor)
+
+    @property
+    def text(self) -> str:
+        """What the tick says of itself: problems first, then what was registered."""
+        return "\n".join([*self.problems, *self.warnings, *self.summaries]) or "No new fragments."
+
+    @property
+    def skip_reason(self) -> str | None:
+        """Why nothing was done; None if something was, which Dagster is not to log as skipped."""
+        return None if self.events or self.partitions or self.summaries else self.text
+
+
+def in_turn(names: Sequence[str], first: str) -> list[str]:
+    """`names`, beginning with `first`, or with the one that would come after it.
+
+    >>> in_turn(["a", "b", "c"], "b")
+    ['b', 'c', 'a']
+    """
+    ordered = sorted(names)
+    at = next((i for i, name in enumerate(ordered) if name >= first), 0)
+    return ordered[at:] + ordered[:at]
+
+
+def following(names: Sequence[str], last: str, *, is_again: bool = False) -> str:
+    """The name whose turn it is after `last`; `last` itself if it `is_again`; empty if there is none.
+
+    >>> following(["a", "b"], "b"), following(["a", "b"], "b", is_again=True), following([], "x")
+    ('a', 'b', '')
+    """
+    if is_again and last in names:
+        return last
+    return next((n for n in sorted(names) if n > last), min(names, default=""))
+
+
+@final
+@dataclass(slots=True)
+class TickState:
+    """The next cursor in the making."""
+
+    tables: dict[str, Mapping[str, JournalCursor]]
+    problems: dict[str, str]
+    audits: dict[str, AuditState]
+    waits: dict[str, Mapping[str, Wait]] = field(default_factory=dict)
+    swept: str = ""
+    sweep: SweepPoint = field(default_factory=SweepPoint)
+    looked: str = ""
+    retention: RetentionState = field(default_factory=RetentionState)
+
+    @classmethod
+    def of(cls, cursor: SensorCursor, names: Sequence[str], kept: SensorCursor | None) -> TickState:
+        """What `cursor` says of the tables `names`, and of all in `kept`."""
+        wanted = {*names, *(kept.registered.tables if kept is not None else ())}
+        return cls(
+            {n: cursor.registered.tables.get(n, {}) for n in sorted(wanted)},
+            # Also of tables whose spec was refused from the beginning.
+            {n: d for n, d in cursor.problems.items() if n in wanted or kept is not None},
+            {n: state for n, state in cursor.audits.items() if n in wanted},
+            {n: waits for n, waits in cursor.waits.items() if n in wanted},
+            swept=cursor.swept if cursor.swept in wanted else "",
+            sweep=cursor.sweep,
+            looked=cursor.looked,
+            retention=cursor.retention.only([*wanted]),
+        )
+
+    def cursor(self, *, turn: str, audited: str, folder: str, epoch: int) -> SensorCursor:
+        """The cursor that a tick ends with."""
+        return SensorCursor(
+            RegistrationCursor(self.tables),
+            {n: digest for n, digest in self.problems.items() if digest},
+            {n: state for n, state in self.audits.items() if state != AuditState()},
+            turn=turn,
+            swept=self.swept,
+            sweep=self.sweep,
+            looked=self.looked,
+            audited=audited,
+            waits={n: waits for n, waits in self.waits.items() if waits},
+            folder=folder,
+            retention=self.retention,
+            epoch=epoch,
+        )

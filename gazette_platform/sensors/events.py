@@ -1,12 +1,27 @@
-"""What a tick reports to Dagster: one event per time of a table and per journal."""
+"""Events of raw tables in Dagster: one per time of a table and per journal; what they said, and what they are to say.
+
+Accounts in the metastore say what is registered. Dagster's own log says what was reported. An event is made from the
+accounts of all Hive partitions of a time, and from the newest event of that time, never from the act of registering. So it
+does not matter which process registered, or which ended before it could report. Added up, the events of a time give its
+accounts, however often ticks were repeated. A *data version* is text that changes exactly when what queries read does.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol, final
 from urllib.parse import unquote
 
-from dagster import AssetMaterialization, AssetObservation, MetadataValue
+from dagster import (
+    AssetKey,
+    AssetMaterialization,
+    AssetObservation,
+    AssetRecordsFilter,
+    DagsterEventType,
+    MetadataValue,
+)
 
 from gazette_platform.assets.raw import (
     SPECS_KEY,
@@ -21,22 +36,286 @@ from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.engines.trino import partition_query
 from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.text import counted
-from gazette_platform.sensors.reports import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from dagster import RawMetadataValue
+    from dagster import DagsterInstance, RawMetadataValue
 
     from gazette_platform.hive import HiveColumn
-    from gazette_platform.lake import (
-        JournalProgress,
-        MovedFile,
-        SpecFolder,
-        TableSpec,
+    from gazette_platform.lake import JournalProgress, MovedFile, SpecFolder, TableSpec
+    from gazette_platform.lake.raw.accounts import TimeAccount
+
+DATA_VERSION: Final = "dagster/data_version"
+_TAG_CHARACTERS_MAX = 63
+
+
+def data_version(account: TimeAccount) -> str:
+    """The covered offsets; or a digest of them where they are of several journals, or more than Dagster has room for."""
+    text = account.data_version
+    if not text:
+        return "empty"
+    if len(text) <= _TAG_CHARACTERS_MAX:
+        return text.replace(" ", "_")
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+_ROWS = "dagster/row_count"
+_ROWS_KNOWN = "rows_known"
+_UNCOUNTED = "partitions_uncounted"
+
+# Of others, in a row, that are looked past.
+_EVENTS_MAX = 20
+# Events asked for in one query.
+_BATCH = 500
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What the newest event of a partition with numbers says that it holds."""
+
+    fragments: int = 0
+    content_bytes: int = 0
+    rows: int | None = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """What an account has more than was reported; less, if files were moved out of it."""
+
+    fragments: int
+    content_bytes: int
+    rows: int | None
+    is_first: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows:
+    """Rows of a whole table."""
+
+    known: int = 0
+    """Of all partitions whose rows are known."""
+    uncounted: int = 0
+    """How many partitions hold something that is not counted yet."""
+
+    @property
+    def metadata(self) -> dict[str, int]:
+        """What an event says of it."""
+        if self.uncounted:
+            return {_ROWS_KNOWN: self.known, _UNCOUNTED: self.uncounted}
+        return {_ROWS: self.known}
+
+    @classmethod
+    def of(cls, event: AssetMaterialization) -> TableRows | None:
+        """What an event has said of it; None: nothing."""
+        values = {name: value.value for name, value in event.metadata.items()}
+        rows, known, uncounted = map(values.get, (_ROWS, _ROWS_KNOWN, _UNCOUNTED))
+        if isinstance(rows, int):
+            return cls(known=rows)
+        if isinstance(known, int) and isinstance(uncounted, int):
+            return cls(known=known, uncounted=uncounted)
+        return None
+
+
+class Told(Protocol):
+    """Answers what was reported to Dagster."""
+
+    def versions(self, asset: AssetKey, partitions: Sequence[str]) -> Mapping[str, str]:
+        """Data version of the newest event of each of `partitions` that has one."""
+        ...
+
+    def totals(self, asset: AssetKey, partitions: Sequence[str]) -> Mapping[str, Totals]:
+        """What the newest event of each of `partitions` says, of those that have one."""
+        ...
+
+    def rows(self, asset: AssetKey) -> TableRows | None:
+        """Rows of the table, as its newest event says; none before the first one, None if not known."""
+        ...
+
+    def partitions(self, name: str, keys: Sequence[str]) -> Collection[str]:
+        """Those of `keys` that the dynamic partitions `name` have."""
+        ...
+
+    def known(self, name: str, after: str, limit: int) -> tuple[Sequence[str], str]:
+        """Keys of the dynamic partitions `name`, at most `limit`, and where to go on.
+
+        Args:
+            name: of the partitions.
+            after: where to go on, of the answer before; empty: at the first one.
+            limit: of keys.
+
+        Returns: keys, in the order in which Dagster got them; and text, empty if there are no more.
+        """
+        ...
+
+
+def untold(accounts: Sequence[TimeAccount], versions: Mapping[str, str]) -> list[TimeAccount]:
+    """Those of `accounts` that Dagster does not know as they are.
+
+    Args:
+        accounts: one a time.
+        versions: data version of the newest event, by Dagster's partition key.
+    """
+    return [a for a in accounts if versions.get(time_partition(a.time)) != data_version(a)]
+
+
+def added_since(account: TimeAccount, told: Totals | None) -> Added:
+    """What is more in `account` than was reported."""
+    before = told or Totals()
+    is_known = account.rows is not None and before.rows is not None
+    return Added(
+        fragments=account.fragments - before.fragments,
+        content_bytes=account.content_bytes - before.content_bytes,
+        rows=(account.rows or 0) - (before.rows or 0) if is_known else None,
+        is_first=told is None,
     )
-    from gazette_platform.lake.raw.times import TimeAccount
-    from gazette_platform.sensors.reports import Added, TableRows
+
+
+def totals_of(account: TimeAccount) -> Totals:
+    """What an event of `account` says."""
+    return Totals(
+        fragments=account.fragments, content_bytes=account.content_bytes, rows=account.rows
+    )
+
+
+@final
+class RowTotal:
+    """Rows of a whole table, from one of a tick's events to the next.
+
+    Args:
+        told: what was reported before the tick.
+        asset: of the table.
+    """
+
+    def __init__(self, told: Told, asset: AssetKey) -> None:
+        self._told = told
+        self._asset = asset
+        self._rows: TableRows | None = None
+        self._partitions: dict[str, int | None] = {}
+
+    def now(self) -> TableRows | None:
+        """Return the total after all events so far; None: not known."""
+        return self._rows if self._partitions else self._told.rows(self._asset)
+
+    def after(self, partition: str, rows: int | None, told: Totals | None) -> TableRows | None:
+        """The total after an event that says how many rows a partition has; None: not known.
+
+        Args:
+            partition: its key.
+            rows: that it has.
+            told: what was reported of it before this tick.
+        """
+        if not self._partitions:
+            self._rows = self._told.rows(self._asset)
+        before = self._partitions.get(partition, (told or Totals()).rows)
+        self._partitions[partition] = rows
+        if self._rows is not None:
+            self._rows = TableRows(
+                known=self._rows.known + (rows or 0) - (before or 0),
+                uncounted=max(0, self._rows.uncounted + (rows is None) - (before is None)),
+            )
+        return self._rows
+
+
+@final
+class InstanceTold:
+    """What a Dagster instance has in its log.
+
+    Args:
+        instance: of the sensor's tick.
+    """
+
+    def __init__(self, instance: DagsterInstance) -> None:
+        self._instance = instance
+
+    def versions(self, asset: AssetKey, partitions: Sequence[str]) -> Mapping[str, str]:
+        """Data version of the newest event of each of `partitions` that has one; one query."""
+        if not partitions:
+            return {}
+        tags = self._instance.event_log_storage.get_latest_tags_by_partition(
+            asset,
+            DagsterEventType.ASSET_MATERIALIZATION,
+            [DATA_VERSION],
+            asset_partitions=list(partitions),
+        )
+        return {key: found[DATA_VERSION] for key, found in tags.items() if DATA_VERSION in found}
+
+    def totals(self, asset: AssetKey, partitions: Sequence[str]) -> Mapping[str, Totals]:
+        """What the newest event with numbers says of each of `partitions`; two queries for 500 of them.
+
+        Anybody may report others, in the UI, say: of such partitions some more events are asked for.
+        """
+        found: dict[str, Totals] = {}
+        for start in range(0, len(partitions), _BATCH):
+            newest = self._instance.get_latest_storage_id_by_partition(
+                asset,
+                DagsterEventType.ASSET_MATERIALIZATION,
+                set(partitions[start : start + _BATCH]),
+            )
+            if not newest:
+                continue
+            only = AssetRecordsFilter(asset_key=asset, storage_ids=list(newest.values()))
+            for event in self._events(only, len(newest)):
+                totals = _totals(event) or self._older(asset, str(event.partition))
+                if totals is not None:
+                    found[str(event.partition)] = totals
+        return found
+
+    def _older(self, asset: AssetKey, partition: str) -> Totals | None:
+        """What the newest event of a partition with numbers says, if it is not the newest of all."""
+        only = AssetRecordsFilter(asset_key=asset, asset_partitions=[partition])
+        found = map(_totals, self._events(only, _EVENTS_MAX))
+        return next((totals for totals in found if totals is not None), None)
+
+    def _events(self, only: AssetRecordsFilter, limit: int) -> Iterator[AssetMaterialization]:
+        for record in self._instance.fetch_materializations(only, limit=limit).records:
+            if record.asset_materialization is not None:
+                yield record.asset_materialization
+
+    def partitions(self, name: str, keys: Sequence[str]) -> Collection[str]:
+        """Those of `keys` that the dynamic partitions `name` have; one query.
+
+        There may be a million others, after years of hours.
+        """
+        return frozenset(self._instance.get_existing_dynamic_partitions(name, keys))
+
+    def known(self, name: str, after: str, limit: int) -> tuple[Sequence[str], str]:
+        """A page of the keys of the dynamic partitions `name`; see `Told`. One query."""
+        page = self._instance.get_paginated_dynamic_partitions(
+            name, limit, ascending=True, cursor=after or None
+        )
+        return page.results, page.cursor if page.has_more else ""
+
+    def rows(self, asset: AssetKey) -> TableRows | None:
+        """Rows of the table, by its newest event that has them; one query or two."""
+        only = AssetRecordsFilter(asset_key=asset)
+        for limit in (1, _EVENTS_MAX):
+            events = list(self._events(only, limit))
+            if not events:
+                return TableRows()
+            # Anybody may report others, in the UI, say.
+            ours = next((event for event in events if _totals(event) is not None), None)
+            if ours is not None:
+                return TableRows.of(ours)
+        return None
+
+
+def _totals(event: AssetMaterialization) -> Totals | None:
+    """What an event says that a partition holds; None: it has no numbers."""
+    values = {name: value.value for name, value in event.metadata.items()}
+    fragments, content_bytes = values.get("fragments"), values.get("content_bytes")
+    if not isinstance(fragments, int) or not isinstance(content_bytes, int):
+        return None
+    rows = values.get("dagster/partition_row_count")
+    return Totals(
+        fragments=fragments,
+        content_bytes=content_bytes,
+        rows=rows if isinstance(rows, int) else None,
+    )
+
 
 _JOURNAL = PartitionColumn(key="journal", column="journal", type="string")
 _PROBLEMS_SHOWN = 20
@@ -44,6 +323,44 @@ _PROBLEMS_SHOWN = 20
 _JOURNALS_SHOWN = 50
 # Of a journal at one time: it has several only if there are holes, or another time between.
 _SPANS_SHOWN = 8
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What took fragments from a time, as its event says."""
+
+    moved: Sequence[MovedFile] = ()
+    """Files that others cover, and that were moved aside."""
+    pruned: str = ""
+    """The journal that lost all of its fragments at that time to a prune."""
+
+    def text(self, added: Added) -> str:
+        """Return the description of the event; empty: it has the usual one."""
+        if self.moved:
+            return moved_aside(len(self.moved))
+        count = -added.fragments
+        if not self.pruned or count <= 0:
+            return ""
+        all_of_it = "the only fragment" if count == 1 else f"all {count} fragments"
+        return f"{all_of_it} of {self.pruned} {'was' if count == 1 else 'were'} pruned"
+
+    @property
+    def metadata(self) -> dict[str, RawMetadataValue]:
+        """What the event says besides."""
+        if not self.moved:
+            return {}
+        return {
+            "files_moved": len(self.moved),
+            "rows_moved": sum(m.rows for m in self.moved),
+            "content_bytes_moved": sum(m.finding.end - m.finding.begin for m in self.moved),
+            "moved": MetadataValue.json(
+                [{"file": m.finding.path, "to": m.target} for m in self.moved[:_PROBLEMS_SHOWN]]
+            ),
+        }
+
+
+NO_CAUSE: Final = Cause()
 
 
 def materialization(
@@ -55,6 +372,7 @@ def materialization(
     page: Mapping[str, RawMetadataValue],
     partitions: Sequence[HiveColumn] = (),
     catalog: str = HIVE,
+    cause: Cause = NO_CAUSE,
 ) -> AssetMaterialization:
     """The event of a time: its totals over all Hive partitions, and what they have more than the event before.
 
@@ -66,97 +384,48 @@ def materialization(
         page: metadata with a link to a page of the table, if there is one.
         partitions: partition columns of the table.
         catalog: what Trino calls the catalog of the table.
+        cause: what took fragments from it, if that is known.
     """
-    key, parts = account.time.key, account.filled or account.parts
+    key, filled = account.time.key, account.filled
+    parts = filled or account.parts
     query = partition_query(spec, key, partition_values(key), catalog)
-    metadata = _totals(spec, account, rows=rows, catalog=catalog) | {
-        "query": MetadataValue.md(f"```sql\n{query}\n```"),
-        "fragments_added": added.fragments,
-        "content_bytes_added": added.content_bytes,
-    }
-    if len(parts) == 1:
-        metadata["location"] = MetadataValue.path(parts[0].location)
-    if added.rows is not None:
-        metadata["rows_added"] = added.rows
-    # Dagster shows the columns of the newest event, or else of the definition, which knows what the spec describes.
-    if added.is_first or not describes_partitions(spec, partitions):
-        metadata["dagster/column_schema"] = column_schema(spec, partitions or None)
-    metadata |= page
-    of = f"of {parts[0].journal}" if len(parts) == 1 else f"in {counted(len(parts), 'journal')}"
-    fragments = counted(abs(added.fragments), "fragment")
-    return AssetMaterialization(
-        asset_key=table_key(spec.name),
-        partition=time_partition(account.time),
-        description=f"{fragments} {of}"
-        if added.fragments >= 0
-        else f"{fragments} {of} {'is' if added.fragments == -1 else 'are'} gone",
-        metadata=metadata,
-        tags={DATA_VERSION: data_version(account)},
-    )
-
-
-def pruned_materialization(
-    event: AssetMaterialization, journal: str, added: Added
-) -> AssetMaterialization:
-    """The `materialization` of a time that lost all of a journal to a prune: its Hive partition is dropped then."""
-    count = -added.fragments
-    all_of_it = "the only fragment" if count == 1 else f"all {count} fragments"
-    text = f"{all_of_it} of {journal} {'was' if count == 1 else 'were'} pruned"
-    return event._replace(description=text)
-
-
-def repair_materialization(
-    spec: TableSpec,
-    account: TimeAccount,
-    moved: Sequence[MovedFile],
-    *,
-    rows: TableRows | None = None,
-    catalog: str = HIVE,
-) -> AssetMaterialization:
-    """The event of a time that `moved` files, all of them, were moved out of."""
-    return AssetMaterialization(
-        asset_key=table_key(spec.name),
-        partition=time_partition(account.time),
-        description=moved_aside(len(moved)),
-        metadata=_totals(spec, account, rows=rows, catalog=catalog)
-        | {
-            "files_moved": len(moved),
-            "rows_moved": sum(m.rows for m in moved),
-            "content_bytes_moved": sum(m.finding.end - m.finding.begin for m in moved),
-            "moved": MetadataValue.json(
-                [{"file": m.finding.path, "to": m.target} for m in moved[:_PROBLEMS_SHOWN]]
-            ),
-        },
-        tags={DATA_VERSION: data_version(account)},
-    )
-
-
-def _totals(
-    spec: TableSpec, account: TimeAccount, *, rows: TableRows | None, catalog: str
-) -> dict[str, RawMetadataValue]:
-    """What a time holds now, and how many rows the whole table has."""
-    filled = account.filled
     metadata: dict[str, RawMetadataValue] = {
         "dagster/table_name": f"{catalog}.{spec.name}",
-        "partition": account.time.key,
+        "partition": key,
         "journals": len(filled),
         "offsets": MetadataValue.text(_offsets({p.journal: p.state.ranges for p in filled})),
         "fragments": account.fragments,
         "content_bytes": account.content_bytes,
         "unfit_records": account.unfit_records,
+        "query": MetadataValue.md(f"```sql\n{query}\n```"),
+        "fragments_added": added.fragments,
+        "content_bytes_added": added.content_bytes,
     }
-    if account.rows is not None:
-        metadata["dagster/partition_row_count"] = account.rows
-    if rows is not None:
-        metadata |= rows.metadata
-    if account.stored_bytes is not None:
-        metadata["stored_bytes"] = account.stored_bytes
-    if account.overlap_bytes:
+    optional = {
+        "dagster/partition_row_count": account.rows,
+        "stored_bytes": account.stored_bytes,
         # Raw queries see these rows twice until the overlap is repaired.
-        metadata["overlap_bytes"] = account.overlap_bytes
-    if account.gaps:
-        metadata["gaps"] = account.gaps
-    return metadata
+        "overlap_bytes": account.overlap_bytes or None,
+        "gaps": account.gaps or None,
+        "rows_added": added.rows,
+    }
+    metadata |= {name: figure for name, figure in optional.items() if figure is not None}
+    metadata |= rows.metadata if rows is not None else {}
+    if len(parts) == 1:
+        metadata["location"] = MetadataValue.path(parts[0].location)
+    # Dagster shows the columns of the newest event, or else of the definition, which knows what the spec describes.
+    if added.is_first or not describes_partitions(spec, partitions):
+        metadata["dagster/column_schema"] = column_schema(spec, partitions or None)
+    of = f"of {parts[0].journal}" if len(parts) == 1 else f"in {counted(len(parts), 'journal')}"
+    fragments = counted(abs(added.fragments), "fragment")
+    gone = f" {'is' if added.fragments == -1 else 'are'} gone" if added.fragments < 0 else ""
+    return AssetMaterialization(
+        asset_key=table_key(spec.name),
+        partition=time_partition(account.time),
+        description=cause.text(added) or f"{fragments} {of}{gone}",
+        metadata=metadata | page | cause.metadata,
+        tags={DATA_VERSION: data_version(account)},
+    )
 
 
 def _offsets(covered: Mapping[str, Sequence[tuple[int, int]]]) -> str:

@@ -38,14 +38,25 @@ from gazette_platform.lake import Registrar, SpecFolder, SweepPoint, TableSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 from gazette_platform.sensors.audits import AuditState, TableAudits
-from gazette_platform.sensors.cursor import SensorCursor, problem_digest
-from gazette_platform.sensors.events import observation, specs_materialization
-from gazette_platform.sensors.hand_over import former_cursors, former_retention
+from gazette_platform.sensors.cursor import (
+    SensorCursor,
+    TickOutcome,
+    TickState,
+    following,
+    in_turn,
+    problem_digest,
+)
+from gazette_platform.sensors.events import InstanceTold, Told, observation, specs_materialization
 from gazette_platform.sensors.prunes import PruneTick, Retention
 from gazette_platform.sensors.reporting import KnownSlice, Telling, TellingPorts
-from gazette_platform.sensors.reports import InstanceTold, Told
-from gazette_platform.sensors.shards import Shard, epoch_metadata, epoch_of, shards
-from gazette_platform.sensors.tick import TickOutcome, TickState, following, in_turn
+from gazette_platform.sensors.shares import (
+    Share,
+    epoch_metadata,
+    epoch_of,
+    former_cursors,
+    former_retention,
+    shares,
+)
 from gazette_platform.sensors.waits import follow
 
 _log = logging.getLogger(__name__)
@@ -78,17 +89,17 @@ def _no_page(_table: str) -> Mapping[str, MetadataValue]:
     return {}
 
 
-def _sensor_of(shard: Shard, fills: Sequence[AssetKey] = ()) -> SensorDefinition:
+def _sensor_of(share: Share, fills: Sequence[AssetKey] = ()) -> SensorDefinition:
     """Return a sensor.
 
     Args:
-        shard: whose tables it has.
+        share: whose tables it has.
         fills: assets whose pages name the sensor. It starts no run of them.
     """
-    part = "" if shard.count == 1 else f" that are number {shard.index} of {shard.count} by name"
+    part = "" if share.count == 1 else f" that are number {share.index} of {share.count} by name"
 
     @sensor(
-        name=shard.name,
+        name=share.name,
         minimum_interval_seconds=_INTERVAL_S,
         default_status=DefaultSensorStatus.RUNNING,
         description="Registers persisted fragments as Hive partitions of the tables in the folder of "
@@ -103,12 +114,12 @@ def _sensor_of(shard: Shard, fills: Sequence[AssetKey] = ()) -> SensorDefinition
         lake: LakeResource,
     ) -> SensorResult:
         """Register what is new of every table."""
-        return _tick(context, shard, broker, metastore, lake)
+        return _tick(context, share, broker, metastore, lake)
 
     return register
 
 
-fragments_sensor = _sensor_of(Shard())
+fragments_sensor = _sensor_of(Share())
 """The sensor that has all tables."""
 
 
@@ -123,23 +134,23 @@ def fragments_sensors(count: int, folder: SpecFolder | None = None) -> list[Sens
     """
     known = folder or SpecFolder()
     return [
-        _sensor_of(shard, _fills(shard, known) if folder is not None else ())
-        for shard in ([Shard()] if count == 1 else shards(count))
+        _sensor_of(share, _fills(share, known) if folder is not None else ())
+        for share in ([Share()] if count == 1 else shares(count))
     ]
 
 
-def _fills(shard: Shard, folder: SpecFolder) -> list[AssetKey]:
+def _fills(share: Share, folder: SpecFolder) -> list[AssetKey]:
     """Return the assets that a sensor reports."""
-    part = shard.part_of(folder)
+    part = share.part_of(folder)
     tables = sorted({*part.specs, *(bad.table for bad in part.refused.values() if bad.table)})
     keys = [table_key(table) for table in tables]
     keys += [journals_key(table) for table in part.specs]
-    return [*([SPECS_KEY] if shard.is_first else []), *keys]
+    return [*([SPECS_KEY] if share.is_first else []), *keys]
 
 
 def _tick(
     context: SensorEvaluationContext,
-    shard: Shard,
+    share: Share,
     broker: BrokerResource,
     metastore: MetastoreResource,
     lake: LakeResource,
@@ -148,7 +159,7 @@ def _tick(
     clock = SystemClock()
     ends_at = clock.monotonic() + _TICK_S
     cursor = SensorCursor.parse(context.cursor)
-    epoch = epoch_of(context.instance, shard)
+    epoch = epoch_of(context.instance, share)
     if cursor.epoch != epoch:
         if not cursor.rests_from:
             # Now, while none of the others has gone on.
@@ -157,15 +168,15 @@ def _tick(
         if clock.unix_s() < cursor.rests_from + _HAND_OVER_S:
             return SensorResult(skip_reason=_RESTS, cursor=cursor.dump())
         cursor = cursor.in_epoch(epoch)
-    cursor = replace(cursor, rests_from=0).of(shard.owns)
+    cursor = replace(cursor, rests_from=0).of(share.owns)
     folder = lake.folder()
     if not folder.specs and not folder.refused and cursor.folder in {"", folder.digest}:
         # The folder may just be missing: nothing is forgotten.
         return SensorResult(
             skip_reason=f"No table specs (*.yaml) in {lake.tables}.", cursor=cursor.dump()
         )
-    shares = SharedMetastore(metastore.client(), ends_at=ends_at + _ANSWERS_S)
-    with broker.source() as source, shares as shared:
+    opened = SharedMetastore(metastore.client(), ends_at=ends_at + _ANSWERS_S)
+    with broker.source() as source, opened as shared:
         outcome = run_tick(
             TickPorts(
                 registrar=lake.registrar(source, shared),
@@ -185,7 +196,7 @@ def _tick(
             ),
             folder,
             cursor,
-            shard,
+            share,
         )
     for problem in outcome.problems:
         context.log.error(problem)
@@ -225,7 +236,7 @@ class TickPorts:
 
 
 def run_tick(
-    ports: TickPorts, folder: SpecFolder, cursor: SensorCursor, shard: Shard | None = None
+    ports: TickPorts, folder: SpecFolder, cursor: SensorCursor, share: Share | None = None
 ) -> TickOutcome:
     """Move every table of a sensor on, in turn. Tables whose spec is gone are forgotten by the cursor.
 
@@ -233,13 +244,13 @@ def run_tick(
         ports: registrar, audits, and Dagster's events.
         folder: specs of all tables. While some are refused, no table is forgotten.
         cursor: of the last tick, as `SensorCursor.of` gives it.
-        shard: whose tables they are; None: all are.
+        share: whose tables they are; None: all are.
 
     Raises: TransportError: no broker can be reached, and nothing was registered before; the tick is
         then red in the UI, and the next one tries again.
     """
-    shard = shard or Shard()
-    specs = shard.part_of(folder).specs
+    share = share or Share()
+    specs = share.part_of(folder).specs
     names = list(specs)
     outcome = TickOutcome()
     has_all_specs = bool(folder.specs) and not folder.refused
@@ -287,7 +298,7 @@ def run_tick(
             specs=specs, cursors=before, told=ports.told, tellings=tellings, is_over=ports.is_over
         )
         _follow_prunes(ports.retention, tick, state, outcome)
-    _tell_folder(outcome, folder, cursor, state, shard)
+    _tell_folder(outcome, folder, cursor, state, share)
     # Dagster stores one event after the other, and asks for rollups meanwhile: what blocks them comes first.
     outcome.events.sort(key=lambda event: not _blocks(event))
     outcome.cursor = state.cursor(
@@ -433,19 +444,19 @@ def _tell_folder(
     folder: SpecFolder,
     cursor: SensorCursor,
     state: TickState,
-    shard: Shard,
+    share: Share,
 ) -> None:
     """What is wrong with files, and with the tables that they would be of."""
     by_table: dict[str, list[str]] = {}
-    for bad in shard.part_of(folder).refused.values():
+    for bad in share.part_of(folder).refused.values():
         texts = [_one_line(str(error)) for error in bad.errors]
         by_table.setdefault(bad.table, []).extend(texts)
     outcome.problems[:0] = by_table.pop("", [])
     for table, texts in by_table.items():
         _tell_problems(outcome, state, table, texts, "")
-    if shard.is_first and folder.digest != cursor.folder:
+    if share.is_first and folder.digest != cursor.folder:
         event = specs_materialization(folder)
-        since = epoch_metadata(shard, cursor.epoch)
+        since = epoch_metadata(share, cursor.epoch)
         outcome.events += [
             event.with_metadata({**event.metadata, **since}),
             specs_evaluation(folder),

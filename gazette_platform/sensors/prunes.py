@@ -19,28 +19,26 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from gazette_platform.assets.raw import (
-    former_partitions,
     table_key,
     table_partitions,
     time_partition,
 )
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
-from gazette_platform.lake.raw.prunes.verdict import Break
-from gazette_platform.lake.raw.times import time_of
+from gazette_platform.lake.raw.accounts import time_of
+from gazette_platform.lake.raw.reconcile import Break
 from gazette_platform.ops.text import counted
-from gazette_platform.sensors.reports import data_version
+from gazette_platform.sensors.events import data_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dagster import DeleteDynamicPartitionsRequest
 
-    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake import Look, PartitionAccount, Shrinker, TableSpec
-    from gazette_platform.lake.raw.registration import Metastore
-    from gazette_platform.lake.raw.times import TimeAccount
-    from gazette_platform.sensors.reports import Told
+    from gazette_platform.lake.raw.accounts import TimeAccount
+    from gazette_platform.sensors.events import Told
 
 # Beginnings of journals asked for in a tick.
 _FRONTS_MAX = 8
@@ -103,10 +101,7 @@ class RetentionState:
             if p is not None and p != PrunePoint()
         }
         broken = {
-            t: {
-                j: b.offset if b.stored_at is None else [b.offset, b.stored_at]
-                for j, b in journals.items()
-            }
+            t: {j: [b.offset, b.stored_at] for j, b in journals.items()}
             for t, journals in self.broken.items()
             if journals
         }
@@ -140,18 +135,18 @@ class RetentionState:
 
 
 class Teller(Protocol):
-    """Reports a table to Dagster; see `telling.Telling`, which is above cursors, as they are above this."""
+    """Reports a table to Dagster: `reporting.Telling`, which is above cursors, as they are above this."""
 
     def tell_accounts(self, table: HiveTable, accounts: Sequence[PartitionAccount]) -> None:
-        """Of the times of those `accounts`, as far as they differ from what was reported."""
+        """Report the times of those `accounts`, as far as they differ from what was reported."""
         ...
 
     def fold(self, table: HiveTable, accounts: Sequence[PartitionAccount]) -> list[TimeAccount]:
-        """What is at the times of `accounts`, with the accounts of all other journals."""
+        """Return what is at the times of `accounts`, with the accounts of all other journals."""
         ...
 
     def tell_pruned(self, account: TimeAccount, journal: str) -> None:
-        """What is left at a time that lost all of a journal to a prune."""
+        """Report what is left at a time that lost all of a journal to a prune."""
         ...
 
 
@@ -328,31 +323,22 @@ class _Turn:
         times = {a.time: a for a in telling.fold(table, emptied)}
         keys = [time_partition(time) for time in times]
         versions = self._tick.told.versions(table_key(spec.name), keys)
-        former = {a.key: former_partitions(a, time_of(a.key, a.journal)) for a in emptied}
-        asked = [key for found in former.values() for key in found]
-        known = self._tick.told.partitions(str(partitions.name), [*keys, *asked])
+        known = self._tick.told.partitions(str(partitions.name), keys)
         deleted: list[str] = []
         dropped: list[PartitionAccount] = []
         for account in emptied:
             whole = times[time_of(account.key, account.journal)]
             key = time_partition(whole.time)
-            version = versions.get(key)
-            left = [k for k in former[account.key] if k in known]
-            is_told = version == data_version(whole) or (version is None and not left)
+            is_told = versions.get(key) in {None, data_version(whole)}
             if not is_told:
                 telling.tell_pruned(whole, account.journal)
-            if whole.filled and not left:
-                # The time stays, so what differs there is reported however this tick ends; nor may something whose
-                # something is registered at each tick keep it from going.
+            if whole.filled:
+                # The time stays, so what differs there is reported however this tick ends. Waiting for the report
+                # might take for ever, where something is registered at each tick.
                 dropped.append(account)
-                continue
-            if not whole.filled and key in known:
-                left.append(key)
-            if not is_told:
-                continue
-            if table.partition_columns and left:
-                deleted += left
-            else:
+            elif is_told and table.partition_columns and key in known:
+                deleted.append(key)
+            elif is_told:
                 dropped.append(account)
         if deleted:
             self._outcome.deletions.append(partitions.build_delete_request(deleted))
@@ -391,10 +377,8 @@ class _Turn:
 
 def _break(raw: Any) -> Break:
     """A break out of `RetentionState.to_json`."""
-    if isinstance(raw, list):
-        offset, stored_at = raw
-        return Break(int(offset), int(stored_at))
-    return Break(int(raw))
+    offset, stored_at = raw
+    return Break(int(offset), None if stored_at is None else int(stored_at))
 
 
 def _order(tick: PruneTick) -> list[tuple[str, str]]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.assets.checks import Checked
 from gazette_platform.assets.raw import (
-    former_partitions,
     journals_partitions,
     parse_partition,
     table_key,
@@ -25,23 +24,20 @@ from gazette_platform.assets.raw import (
     time_partition,
 )
 from gazette_platform.lake import PartitionAccount
-from gazette_platform.lake.raw.times import TimeAccount, TimeReader, fold, time_of
+from gazette_platform.lake.raw.accounts import TimeAccount, TimeReader, fold, time_of
 from gazette_platform.ops.text import counted
 from gazette_platform.sensors.events import (
+    NO_CAUSE,
+    Cause,
+    RowTotal,
+    Totals,
+    added_since,
+    data_version,
     journal_materialization,
     journal_name,
     journal_partition,
     materialization,
     moved_aside,
-    pruned_materialization,
-    repair_materialization,
-)
-from gazette_platform.sensors.reports import (
-    RowTotal,
-    Totals,
-    added_since,
-    data_version,
-    former_totals,
     totals_of,
     untold,
 )
@@ -51,19 +47,16 @@ if TYPE_CHECKING:
 
     from dagster import AssetMaterialization, MetadataValue
 
-    from gazette_platform.hive import HiveColumn, HiveTable, MetastoreSession
-    from gazette_platform.lake import JournalCursor, Repair, TableReport, TableSpec
-    from gazette_platform.lake.raw.registration import Metastore
-    from gazette_platform.lake.raw.times import Time
-    from gazette_platform.sensors.reports import Added, TableRows, Told
-    from gazette_platform.sensors.tick import TickOutcome
+    from gazette_platform.hive import HiveColumn, HiveTable, Metastore, MetastoreSession
+    from gazette_platform.lake import JournalCursor, MovedFile, Repair, TableReport, TableSpec
+    from gazette_platform.lake.raw.accounts import Time
+    from gazette_platform.sensors.cursor import TickOutcome
+    from gazette_platform.sensors.events import TableRows, Told
 
 # Of a table a tick: partitions that Dagster knows, and Hive partitions read for them, whatever that comes to.
 _LOOKED_MAX: Final = 100
 _LOOKED_MIN: Final = 10
 _PARTS_LOOKED_MAX: Final = 500
-# Deleted one by one by the daemon, some milliseconds each.
-_DELETED_MAX: Final = 500
 _PAGE: Final = 1000
 
 
@@ -88,10 +81,6 @@ class KnownSlice:
     following: str = ""
     """Where to go on; empty: these were the last."""
     times: list[Time] = field(default_factory=list)
-    accounts: list[PartitionAccount] = field(default_factory=list)
-    """Of Hive partitions that have a partition of a former release."""
-    stale: list[str] = field(default_factory=list)
-    """Partitions of a former release whose Hive partition is gone."""
 
 
 @final
@@ -145,18 +134,8 @@ class Telling:
             count = _PARTS_LOOKED_MAX // max(reader.journals, 1)
             count = min(_LOOKED_MAX, max(_LOOKED_MIN, count))
             known, following = self._ports.told.known(str(self._partitions.name), after, count)
-            looked = KnownSlice(following)
-            former: dict[str, list[str]] = {}
-            for key in known:
-                parsed = parse_partition(key, reader.columns, reader.own)
-                if isinstance(parsed, str):
-                    former.setdefault(parsed, []).append(key)
-                elif parsed is not None:
-                    looked.times.append(parsed)
-            looked.accounts = reader.accounts(list(former))
-        there = {account.key for account in looked.accounts}
-        looked.stale = [key for of, keys in former.items() if of not in there for key in keys]
-        return looked
+            times = [parse_partition(key, reader.columns, reader.own) for key in known]
+        return KnownSlice(following, [time for time in times if time is not None])
 
     def fold(
         self, table: HiveTable, accounts: Sequence[PartitionAccount], times: Iterable[Time] = ()
@@ -209,9 +188,8 @@ class Telling:
         self._journals |= report.matched
         told: list[TimeAccount] = []
         accounts = self._suspects(report)
-        if accounts or looked.times or looked.accounts or looked.stale:
-            times = self.fold(table, [*looked.accounts, *accounts], looked.times)
-            told = self._tell(times, looked.stale)
+        if accounts or looked.times:
+            told = self._tell(self.fold(table, accounts, looked.times))
         self._tell_journals(report, {part.key for account in told for part in account.parts})
         updated = {update.key for update in report.updates}
         if report.updates:
@@ -237,17 +215,10 @@ class Telling:
 
     def tell_pruned(self, account: TimeAccount, journal: str) -> None:
         """Report, unless this tick has, what is left at a time that lost all of a journal to a prune."""
-        version, _ = self._now.get(time_partition(account.time), ("", None))
-        if version == data_version(account):
-            return
-        (before,) = self._before([account])
-        event, added = self._event(account, before)
-        if added.fragments < 0:
-            event = pruned_materialization(event, journal, added)
-        self._outcome.events.append(event)
+        self._tell([account], {time_partition(account.time): Cause(pruned=journal)})
 
     def tell_repair(self, table: HiveTable | None, repair: Repair) -> None:
-        """One event a time that files were moved out of.
+        """Report each time that files were moved out of.
 
         Raises: LakeError: the metastore cannot be reached.
         """
@@ -263,17 +234,12 @@ class Telling:
             )
             for moved in repair.moved
         ]
-        times = self.fold(table, accounts)
-        for account, before in zip(times, self._before(times), strict=True):
-            keys = {part.key for part in account.parts}
-            event = repair_materialization(
-                self._spec,
-                account,
-                [moved for moved in repair.moved if moved.key in keys],
-                rows=self._note(account, before),
-                catalog=self._ports.trino_catalog,
-            )
-            self._outcome.events.append(event)
+        moved: dict[str, list[MovedFile]] = {}
+        for each in repair.moved:
+            key = time_partition(time_of(each.key, each.finding.journal))
+            moved.setdefault(key, []).append(each)
+        causes = {key: Cause(moved=files) for key, files in moved.items()}
+        self._tell(self.fold(table, accounts), causes)
         self._outcome.summaries.append(
             f"{self._spec.name}: {moved_aside(len(repair.moved))}, "
             f"{counted(sum(m.rows for m in repair.moved), 'row is', 'rows are')} seen once again."
@@ -296,31 +262,33 @@ class Telling:
         known = self._ports.told.partitions(name, list(dict.fromkeys(again.values())))
         return [a for a in report.accounts if a.key not in again or again[a.key] not in known]
 
-    def _tell(self, times: Sequence[TimeAccount], stale: Sequence[str] = ()) -> list[TimeAccount]:
-        """Events of what differs, and the partitions that Dagster lacks, or has from a former release.
+    def _tell(
+        self, times: Sequence[TimeAccount], causes: Mapping[str, Cause] | None = None
+    ) -> list[TimeAccount]:
+        """Report what differs, and the partitions that Dagster lacks.
 
         Args:
-            times: the present ones.
-            stale: partitions of a former release that are of nothing.
+            times: to be compared with what was reported.
+            causes: by Dagster's partition key, what took fragments from some of them. That files were moved is
+                reported in any case.
 
-        Returns: what differed.
+        Returns: what was reported.
         """
-        ports, outcome = self._ports, self._outcome
+        ports, outcome, causes = self._ports, self._outcome, causes or {}
         keys = {time_partition(account.time): account for account in times}
         versions = {**ports.told.versions(self._asset, list(keys))}
         versions |= {key: version for key, (version, _) in self._now.items()}
-        told = untold(times, versions)
+        due = {time_partition(account.time) for account in untold(times, versions)}
+        due |= {key for key, cause in causes.items() if cause.moved}
+        told = [account for key, account in keys.items() if key in due]
         for account, before in zip(told, self._before(told), strict=True):
-            outcome.events.append(self._event(account, before)[0])
-        former = [key for account in times for key in _former(account)]
+            cause = causes.get(time_partition(account.time), NO_CAUSE)
+            outcome.events.append(self._event(account, before, cause))
         # A tick may have ended between its events and its partitions.
-        known = ports.told.partitions(str(self._partitions.name), [*keys, *former])
+        known = ports.told.partitions(str(self._partitions.name), list(keys))
         missing = [key for key, account in keys.items() if account.filled and key not in known]
         if missing:
             outcome.partitions.append(self._partitions.build_add_request(missing))
-        gone = [*(key for key in former if key in known), *stale][:_DELETED_MAX]
-        if gone:
-            outcome.partitions.append(self._partitions.build_delete_request(gone))
         return told
 
     def _tell_journals(self, report: TableReport, told: Collection[str]) -> None:
@@ -346,48 +314,33 @@ class Telling:
             self._outcome.partitions.append(partitions.build_add_request(missing))
 
     def _before(self, times: Sequence[TimeAccount]) -> list[Totals | None]:
-        """What was reported of each of `times`, in this tick or before; also under keys of former releases."""
+        """What was reported of each of `times`, in this tick or before."""
         keys = [time_partition(account.time) for account in times]
         found = {key: totals for key, (_, totals) in self._now.items()}
-        left = [key for key in keys if key not in found]
-        found |= self._ports.told.totals(self._asset, left)
-        unknown = [a for key, a in zip(keys, times, strict=True) if key not in found]
-        former = [key for account in unknown for key in _former(account)]
-        told = self._ports.told.totals(self._asset, former)
-        return [
-            found[key] if key in found else former_totals(account, told)
-            for key, account in zip(keys, times, strict=True)
-        ]
+        found |= self._ports.told.totals(self._asset, [key for key in keys if key not in found])
+        return [found.get(key) for key in keys]
 
     def _event(
-        self, account: TimeAccount, before: Totals | None
-    ) -> tuple[AssetMaterialization, Added]:
-        """The event of a time, and what it has more than the one before."""
-        added = added_since(account, before)
-        rows = self._note(account, before)
+        self, account: TimeAccount, before: Totals | None, cause: Cause
+    ) -> AssetMaterialization:
+        """The event of a time."""
         catalog = self._ports.trino_catalog
-        page = self._ports.table_page(f"{catalog}.{self._spec.name}")
-        event = materialization(
+        return materialization(
             self._spec,
             account,
-            added,
-            rows=rows,
-            page=page,
+            added_since(account, before),
+            rows=self._note(account, before),
+            page=self._ports.table_page(f"{catalog}.{self._spec.name}"),
             partitions=self._columns,
             catalog=catalog,
+            cause=cause,
         )
-        return event, added
 
     def _note(self, account: TimeAccount, before: Totals | None) -> TableRows | None:
         """Note what is reported of a time now. Returns: rows of the whole table after that."""
         key = time_partition(account.time)
         self._now[key] = (data_version(account), totals_of(account))
         return self._total.after(key, account.rows, before)
-
-
-def _former(account: TimeAccount) -> list[str]:
-    """Dagster's keys of the Hive partitions of a time in former releases."""
-    return [key for part in account.parts for key in former_partitions(part, account.time)]
 
 
 def _summary(report: TableReport) -> str:

@@ -48,7 +48,7 @@ from gazette_platform.lake import TableSpec
 from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
-from gazette_platform.sensors.tick import following, in_turn
+from gazette_platform.sensors.cursor import following, in_turn
 
 if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import TypedCatalog

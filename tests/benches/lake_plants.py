@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from gazette_platform.fragment import index
-from gazette_platform.lake.raw import accounting, listing, planning as progress, registration
+from gazette_platform.lake.raw import (
+    accounting,
+    listing,
+    planning as progress,
+    pruning as shrinking,
+    registration,
+)
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.prunes import shrinker as shrinking
-from gazette_platform.lake.raw.prunes.verdict import Judgement
+from gazette_platform.lake.raw.reconcile import Judgement
 from gazette_platform.sensors import audits, prunes, reporting as telling
 from gazette_platform.stores import objects
 from gazette_platform.stores.answers import OddAnswer, Page

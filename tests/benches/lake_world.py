@@ -22,16 +22,16 @@ from gazette_platform.lake import (
     StoreRoots,
     parse_table_spec,
 )
+from gazette_platform.lake.raw.accounts import fold
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.times import fold
 from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol.ranges import subtract_ranges
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.events import InstanceTold, data_version
 from gazette_platform.sensors.fragments import TickPorts, run_tick
 from gazette_platform.sensors.prunes import Retention
-from gazette_platform.sensors.reports import InstanceTold, data_version
 
 __all__ = ["MODES", "SPEC", "Killed", "Neighbour", "Steps", "World"]
 

@@ -203,7 +203,7 @@ def test_a_table_is_flushed_listed_checked_repaired_and_read(
     again = lake("flush", table).out.decode()
     assert again == f"{table}: all is registered already, 2 rows in 1 Hive partition\n"
     row = lake("list").out.decode().splitlines()[1].split()
-    assert row == [table, "json", "1", "1", "2", "0"]
+    assert row == [table, "json", "1", "1", "2", "0", "0"]
     append(journal, lines[0])
     (described,) = orjson.loads(lake("describe", "-o", "json").out)
     assert (described["lag_bytes"], described["problems"]) == (len(lines[0]), [])
@@ -300,11 +300,11 @@ def test_a_file_is_set_aside_and_taken_back(
         return in_trino, int(in_duckdb.out.split()[1]), described["rows"]
 
     assert seen() == (3, 3, 3)
-    quarantine = ("quarantine", table)
-    (dry,) = orjson.loads(lake(*quarantine, "--unfit", "--dry-run", "-o", "json").out)
+    aside_of = ("set-aside", table)
+    (dry,) = orjson.loads(lake(*aside_of, "--unfit", "--dry-run", "-o", "json").out)
     assert (dry["state"], dry["begin"], dry["end"]) == ("would be set aside", 9, 22)
     assert seen() == (3, 3, 3)
-    done = lake(*quarantine, "--unfit", "-o", "json")
+    done = lake(*aside_of, "--unfit", "-o", "json")
     assert (done.code, done.err) == (0, "")
     (aside,) = orjson.loads(done.out)
     assert (aside["state"], aside["rows"], aside["file"]) == ("aside", 1, dry["file"])
@@ -317,21 +317,21 @@ def test_a_file_is_set_aside_and_taken_back(
     assert "bytes [9, 22) are aside" in checked.out.decode()
     assert "bytes [9, 22)" in gazctl(f"SELECT count(*) FROM {table}", group="sql").err
 
-    (listed,) = orjson.loads(lake("quarantine", "--list", "-o", "json").out)
+    (listed,) = orjson.loads(lake("set-aside", "--list", "-o", "json").out)
     assert (listed["file"], listed["why"], listed["since"]) == (
         aside["file"],
         aside["why"],
         aside["since"],
     )
-    assert aside["file"] in lake("quarantine", table, "--list").out.decode()
+    assert aside["file"] in lake("set-aside", table, "--list").out.decode()
     name = aside["file"].rpartition("/")[2]
-    dry_back = lake(*quarantine, name, "--restore", "--dry-run")
+    dry_back = lake(*aside_of, name, "--restore", "--dry-run")
     assert b": would be restored: " in dry_back.out
-    back = lake(*quarantine, f"file://{broker.fragments}/{aside['file']}", "--restore")
+    back = lake(*aside_of, f"file://{broker.fragments}/{aside['file']}", "--restore")
     assert (back.code, back.err) == (0, "")
     assert b": restored: " in back.out
     assert seen() == (3, 3, 3)
-    assert orjson.loads(lake("quarantine", "--list", "-o", "json").out) == []
-    again = lake(*quarantine, name, "--why", "a reason")
+    assert orjson.loads(lake("set-aside", "--list", "-o", "json").out) == []
+    again = lake(*aside_of, name, "--why", "a reason")
     assert (again.code, again.err) == (0, "")
-    assert "a reason" in lake(*quarantine, "--list").out.decode()
+    assert "a reason" in lake(*aside_of, "--list").out.decode()

@@ -105,7 +105,7 @@ def test_a_journal_whose_codec_changes_is_right_in_the_view_of_both_engines(
         findings = [
             finding
             for journal in journals
-            for finding in auditor.audit(session, spec, report.definition, journal).findings
+            for finding in auditor.audit(session, report.definition, journal).findings
         ]
         excluded = excluded_files(findings)
         assert [len(names) for names in excluded.values()] == [1]

@@ -104,7 +104,7 @@ def test_tables_on_s3_in_both_engines(tmp_path, lake_bucket, metastore, trino, s
     auditor, repairer = Auditor(files, roots), Repairer(files, roots)
     with metastore.connect() as session:
         table = session.table("engines_s3", "events")
-        findings = auditor.audit(session, spec, table, JOURNAL, lists_objects=True).findings
+        findings = auditor.audit(session, table, JOURNAL, lists_objects=True).findings
         ensure_views(session, spec, table, excluded_files(findings))
         assert ask("events_exact") == [(5, 10, 45), (6, 20, 90)]
         repair = repairer.repair(session, table, findings, {JOURNAL: JournalCursor(270)})

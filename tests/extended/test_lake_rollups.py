@@ -76,7 +76,7 @@ def flights(request, files, metastore):
             found = [
                 f
                 for p in report.journals
-                for f in auditor.audit(session, spec, table, p.journal).findings
+                for f in auditor.audit(session, table, p.journal).findings
             ]
             ensure_views(session, spec, table, excluded_files(found))
         return report

@@ -23,7 +23,7 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.quarantine import Quarantine
+from gazette_platform.lake.raw.set_aside import SetAside
 from gazette_platform.lake.reading.storage import Storage, StoreFiles, object_files
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec
@@ -104,7 +104,7 @@ class Lake:
     def audit(self, **options):
         with self.metastore.connect() as session:
             table = session.table("s", "events")
-            return self.auditor.audit(session, self.spec, table, JOURNAL, **options)
+            return self.auditor.audit(session, table, JOURNAL, **options)
 
     def kinds(self, **options):
         return sorted((f.kind, f.is_error, f.is_checked) for f in self.audit(**options).findings)
@@ -381,15 +381,15 @@ def test_an_object_is_set_aside_and_taken_back(lake):
     bad = lake.append(0, 4)
     lake.append(4, 6)
     lake.register()
-    quarantine = Quarantine(lake.files, lake.roots, SystemClock())
+    work = SetAside(lake.files, lake.roots, SystemClock())
     with lake.metastore.connect() as session:
-        done = quarantine.set_aside(session, lake.spec, bad, "no good")
+        done = work.set_aside(session, lake.spec, bad, "no good")
         aside = replace(bad, path_postfix="_aside/hour=05")
         assert (done.rows, lake.states()["5"][1].rows) == (4, 2)
         assert not lake.object(bad.content_path).exists()
         assert lake.object(aside.content_path).is_file()
-        assert quarantine.described("s.events", aside).why == "no good"
-        back = quarantine.restore(session, lake.spec, aside)
+        assert work.described("s.events", aside).why == "no good"
+        back = work.restore(session, lake.spec, aside)
     assert back.path == bad.content_path
     assert lake.object(bad.content_path).is_file()
     assert not lake.object(aside.content_path).exists()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dagster import AssetKey
 
 from gazette_platform.assets.raw import time_partition
-from gazette_platform.lake.raw.times import fold
-from gazette_platform.sensors.reports import DATA_VERSION, data_version
+from gazette_platform.lake.raw.accounts import fold
+from gazette_platform.sensors.events import DATA_VERSION, data_version
 from tests.lake_crash.verdict import Account, Told
 
 if TYPE_CHECKING:
@@ -76,5 +76,6 @@ def _told(event: Any) -> Told:
     return Told(
         version=event.tags[DATA_VERSION],
         rows=values.get("dagster/partition_row_count"),
-        added=values.get("rows_added") if "rows_moved" not in values else None,
+        added=values.get("rows_added"),
+        is_repair="rows_moved" in values,
     )

@@ -15,7 +15,7 @@ from dagster import AssetKey, AssetMaterialization, DagsterInstance
 
 from gazette_platform.hive.thrift import ttypes
 from gazette_platform.ops.extras import required
-from gazette_platform.sensors.reports import InstanceTold
+from gazette_platform.sensors.events import InstanceTold
 from tests.lake_crash import registrar
 
 __all__ = ["warm_up"]

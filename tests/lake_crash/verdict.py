@@ -44,7 +44,9 @@ class Told(NamedTuple):
     rows: int | None
     """That its Hive partitions hold then."""
     added: int | None
-    """More than the event before said; None if files were moved out of it, and that is reported."""
+    """More than the event before said; None: not known."""
+    is_repair: bool = False
+    """Whether it reports that files were moved out of it, which may change no account."""
 
 
 @dataclass
@@ -240,7 +242,7 @@ def _event_problem(account: Account | None, told: Sequence[Told]) -> str:
         if event.added is not None:
             if event.rows != rows + event.added:
                 return f"of {event.added} rows more than {rows}, which makes {event.rows}: {told}"
-            if event.version == version:
+            if event.version == version and not event.is_repair:
                 return f"the same twice: {told}"
         rows, version = event.rows or 0, event.version
     return ""

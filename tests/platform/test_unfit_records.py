@@ -125,7 +125,7 @@ def test_two_percent_bad_records_stop_rollups_and_say_so(
         " since 20",
         "do not fit the spec, and only 1 % may",
         "`gazctl lake apply`",
-        f"`gazctl lake quarantine {TABLE} --unfit`",
+        f"`gazctl lake set-aside {TABLE} --unfit`",
         f"`gazctl lake check {TABLE}` shows all",
     ):
         assert part in text

@@ -47,7 +47,7 @@ def told(capsys, *args):
         ["list"],
         ["repair"],
         ["ddl", "--dialect", "trino"],
-        ["quarantine", "--unfit"],
+        ["set-aside", "--unfit"],
     ],
     ids=lambda words: words[0],
 )
@@ -85,7 +85,7 @@ def test_a_typed_table_is_meant_too(tables, capsys, command):
 
 
 @pytest.mark.parametrize(
-    "command", [["repair"], ["quarantine", "--unfit"]], ids=lambda words: words[0]
+    "command", [["repair"], ["set-aside", "--unfit"]], ids=lambda words: words[0]
 )
 def test_what_is_done_to_raw_tables_names_the_one_of_a_typed_table(tables, capsys, command):
     (tables / "packages.yaml").write_text(f"{TABLE}typed: {{uuid: none}}\n")

@@ -34,11 +34,11 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw.accounting import partition_accounts
+from gazette_platform.lake.raw.accounts import partition_accounts
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors.audits import AuditState, _is_outgrown
-from gazette_platform.sensors.cursor import SensorCursor, problem_digest, unpacked
-from gazette_platform.sensors.reports import InstanceTold
+from gazette_platform.sensors.cursor import SensorCursor, pack, problem_digest, unpacked
+from gazette_platform.sensors.events import InstanceTold
 
 pytestmark = pytest.mark.long
 
@@ -98,15 +98,15 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
         *("records", "told_at"),
     }
     assert cursor == {
-        "version": 2,
-        "tables": {"s.a": {"a/part=0": {"at": [45, 36, 1], "created": 41}}},
+        "version": 3,
+        "tables": {"s.a": {"a/part=0": [45, 36, 1, 41]}},
         "sweep": ["s.a", "", 0],
         "audited": "s.a",
         "problems": {"s.a": "ok"},
     }
 
 
-def test_quiet_tick_tells_nothing_and_keeps_the_cursor(platform):
+def test_quiet_tick_reports_nothing_and_keeps_the_cursor(platform):
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     platform.tick()
@@ -118,7 +118,7 @@ def test_quiet_tick_tells_nothing_and_keeps_the_cursor(platform):
     assert again.cursor == first.cursor
 
 
-def test_replay_after_a_lost_cursor_tells_nothing_twice(platform):
+def test_replay_after_a_lost_cursor_reports_nothing_twice(platform):
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     cursor = platform.tick().cursor
@@ -172,7 +172,7 @@ def test_tick_reports_no_rows_that_the_metastore_refused(platform, monkeypatch):
     assert numbers(platform.instance, "a") == {"05": [1]}
 
 
-def test_a_lost_dagster_home_is_told_everything_again(platform):
+def test_lost_dagster_home_gets_everything_again(platform):
     platform.write_spec("a")
     for n in range(3):
         platform.files.append("a/part=0", line(n), postfix="hour=05")
@@ -203,8 +203,8 @@ def test_a_tick_does_not_read_all_partitions_that_there_ever_were(platform, monk
     assert request.partition_keys == ["06"]
 
 
-def test_what_somebody_reports_in_the_ui_is_not_counted_from(platform):
-    """An event without numbers says nothing of what was told before."""
+def test_reports_in_the_ui_are_not_counted_from(platform):
+    """An event without numbers says nothing of what was reported before."""
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     platform.tick()
@@ -238,7 +238,7 @@ def test_events_repeat_the_columns_only_if_the_spec_lacks_some(platform):
     assert "dagster/column_schema" not in second.metadata
 
 
-def test_what_others_registered_is_told(platform):
+def test_what_others_registered_is_reported(platform):
     """Such as `gazctl lake flush`, beside the sensor; also long ago, by a round over what is old."""
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
@@ -332,7 +332,7 @@ def test_broken_spec_and_bad_data_hold_up_no_other_table(platform):
     assert "s.bad: fragment" in again.skip_reason.skip_message
 
 
-def test_problem_that_has_gone_is_told_once(platform):
+def test_problem_that_has_gone_is_reported_once(platform):
     platform.write_spec("a")
     bad = platform.files.append("a/part=0", b"not json\n")
     platform.tick()
@@ -384,7 +384,7 @@ def test_a_journal_that_cannot_be_listed_holds_up_nothing_else(platform, error):
 
 
 def test_a_journal_that_is_gone_holds_up_no_audit_and_stays_exact(platform):
-    """Its files are still in the table, and nobody can look at them again."""
+    """Its files are still in the table, and no one can look at them again."""
     platform.write_spec("a")
     platform.files.append("a/part=1", line(1), postfix="hour=05")
     platform.files.append("a/part=0", line(1) + line(2), postfix="hour=05")
@@ -412,7 +412,7 @@ def test_spec_that_is_gone_is_forgotten(platform):
     platform.files.append("a/part=0", line(1))
     platform.write_spec("b")
     before = parts_of(platform.tick().cursor)["tables"]
-    assert before == {"s.a": {"a/part=0": {"at": [9, 0, 1], "created": 41}}, "s.b": {}}
+    assert before == {"s.a": {"a/part=0": [9, 0, 1, 41]}, "s.b": {}}
     (platform.tables / "a.yaml").write_text("name: [")  # broken for one tick
     assert parts_of(platform.tick().cursor)["tables"] == before
     (platform.tables / "a.yaml").unlink()
@@ -428,7 +428,7 @@ def passed(platform):
     return {e.check_name: e.passed for e in platform.checks}
 
 
-def test_checks_are_green_and_told_once(platform):
+def test_checks_are_green_and_reported_once(platform):
     platform.write_spec("a")
     for n in range(3):
         platform.files.append("a/part=0", line(n), postfix="hour=05")
@@ -454,7 +454,7 @@ def test_green_checks_say_how_much_was_checked(platform):
     assert platform.kept_up["a"].description == (
         "The spec is good, and all stored content of 2 journals is registered."
     )
-    # Events are kept for ever: what is less than 1 % more is told after ten minutes.
+    # Events are kept for ever: what is less than 1 % more is reported after ten minutes.
     platform.files.append("a/part=0", line(1), postfix="hour=06")
     platform.tick()
     assert platform.checks == []
@@ -494,6 +494,10 @@ def test_overlap_turns_red_changes_the_view_and_turns_green_when_repaired(platfo
     assert all(passed(platform).values())
     assert event.partition == "05"
     assert event.metadata["files_moved"].value == event.metadata["rows_moved"].value == 1
+    # Its rows were in no account, so they are in no sum of events either.
+    assert event.metadata["rows_added"].value == event.metadata["fragments_added"].value == 0
+    assert event.description == "1 file that others cover was moved aside"
+    assert sum(numbers(platform.instance, "a")["05"]) == 2
     assert event.metadata["dagster/partition_row_count"].value == 2
     assert event.metadata["dagster/row_count"].value == 2
     assert event.metadata["moved"].value == [
@@ -564,7 +568,7 @@ def test_gap_is_a_warning_that_says_what_to_do(platform):
     assert "else nothing is to be done" in warning.description
 
 
-def test_damaged_fragment_stays_told_until_it_is_restored(platform):
+def test_damaged_fragment_stays_reported_until_it_is_restored(platform):
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     bad = platform.files.append("a/part=0", line(2), postfix="hour=05")
@@ -648,7 +652,12 @@ def test_checks_can_be_executed(platform, tmp_path):
     assert "bytes [9, 18) are in no fragment" in checks["no_gap"].description
 
 
-def test_cursor_keeps_problems_told():
+def cursor_text(more):
+    """A cursor with other keys than a sensor writes."""
+    return json.dumps({"__class__": pack({**RegistrationCursor().to_json(), **more})})
+
+
+def test_cursor_keeps_reported_problems():
     cursor = SensorCursor(
         RegistrationCursor({"s.a": {"a/part=0": JournalCursor(9, 3, ((1, 2),))}}),
         problems={"s.a": problem_digest(["x"])},
@@ -661,13 +670,13 @@ def test_cursor_keeps_problems_told():
     assert problem_digest([]) == "ok"
     with pytest.raises(ValidationError, match="clear it in the Dagster UI"):
         SensorCursor.parse('{"version": 9}')
-    assert SensorCursor.parse('{"version":2,"tables":{},"sweep":3}') == SensorCursor()
+    assert SensorCursor.parse(cursor_text({"sweep": 3})) == SensorCursor()
     with pytest.raises(ValidationError, match="problems"):
-        SensorCursor.parse('{"version":1,"tables":{},"problems":3}')
+        SensorCursor.parse(cursor_text({"problems": 3}))
 
 
 def test_audits_of_another_release_restart():
-    text = '{"version":1,"tables":{},"audits":{"s.a":{"journal":"","offset":0,"findings":[[1]]}}}'
+    text = cursor_text({"audits": {"s.a": {"journal": "", "offset": 0, "findings": [[1]]}}})
     assert SensorCursor.parse(text).audits == {"s.a": AuditState()}
     state = AuditState(
         journal="j",
@@ -722,14 +731,14 @@ def test_a_partition_that_a_repair_emptied_is_reported_though_its_tick_ended(
     assert platform.tick().asset_events == []
 
 
-def test_what_dagster_was_told_is_looked_at_again_in_slices(platform, monkeypatch):
+def test_events_in_dagster_are_looked_at_again_in_slices(platform, monkeypatch):
     slices = []
 
     def accounts(session, table, keys):
         slices.append(list(keys))
         return partition_accounts(session, table, keys)
 
-    monkeypatch.setattr("gazette_platform.lake.raw.times.partition_accounts", accounts)
+    monkeypatch.setattr("gazette_platform.lake.raw.accounts.partition_accounts", accounts)
     monkeypatch.setattr("gazette_platform.sensors.reporting._LOOKED_MAX", 2)
     platform.write_spec("a")
     for hour in range(5):

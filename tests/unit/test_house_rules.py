@@ -54,12 +54,12 @@ CONTRACTS = {
         "allocator.converge allocator.flow allocator.solver "
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.config broker.spool.verdicts broker.api.gateway_messages "
         "broker.replicate.fsm "
-        "cli.gazctl.plan client.read.extents consumer.cluster consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.shard.transaction consumer.shard.assignments fragment.cover_set fragment.upkeep broker.spool.head_records lake.raw.overlaps lake.engines.duckdb.names lake.reading.arrow_types lake.reading.csv_columns lake.reading.json_columns lake.reading.rows lake.reading.scalar_columns lake.reading.sifting lake.raw.planning lake.raw.prunes.verdict lake.rollups.query_analysis lake.rollups.planning lake.spec.folder lake.spec.formats "
+        "cli.gazctl.plan client.read.extents consumer.cluster consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.shard.transaction consumer.shard.assignments fragment.cover_set fragment.upkeep broker.spool.head_records lake.raw.overlaps lake.engines.duckdb.names lake.reading.arrow_types lake.reading.csv_columns lake.reading.json_columns lake.reading.rows lake.reading.scalar_columns lake.reading.sifting lake.raw.planning lake.raw.reconcile lake.rollups.query_analysis lake.rollups.planning lake.spec.folder lake.spec.formats "
         "lake.typed.planning.rounds lake.typed.runs.lag lake.typed.schema.evolution lake.typed.planning.row_ranges lake.typed.schema.iceberg_types lake.typed.planning.last_rows lake.typed.rows.parsing lake.typed.tables.partition_values lake.typed.rows.placing lake.typed.planning.ranges lake.typed.rows.records lake.typed.planning.columnar_sequencer lake.typed.planning.screening lake.typed.planning.state lake.typed.rows.changes "
         "lake.spec.typed.columns lake.spec.typed.json_schema lake.spec.typed.spec lake.spec.types lake.spec.unfit lake.raw.audits.unfit_finding "
         "message.sequencer ops.network protocol.identity protocol.ranges "
         "serving.h2.client_machine serving.h2.endpoint serving.h2.frames serving.h2.hpack serving.h2.limits serving.h2.server_machine serving.h2.responses serving.h2.stream "
-        "sensors.tick sensors.waits serving.members.output serving.rest_messages spark.offsets spark.options spark.reading stores.answers"
+        "sensors.cursor sensors.waits serving.members.output serving.rest_messages spark.offsets spark.options spark.reading stores.answers"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
 }
@@ -391,7 +391,7 @@ def test_tests_wait_for_what_they_expect_and_not_for_a_time():
 
 
 def test_mutants_are_of_modules_tests_and_lines_that_exist():
-    """One that was renamed would be broken no more, and nobody would notice."""
+    """One that was renamed would be broken no more, and no one would notice."""
     mutants = tomllib.loads((ROOT / "tests/mutants.toml").read_text())
     package = ROOT / "gazette_platform"
     files = [package / name for name in mutants["tests"]]

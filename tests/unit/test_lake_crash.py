@@ -178,7 +178,7 @@ def told(*events, partitions=(HOUR,)):
 
 def test_events_that_add_up_are_ok():
     assert told(FIRST, LAST).is_ok
-    moved = Told("0-45", 5, 3), Told("0-45", 3, None)
+    moved = Told("0-45", 5, 3), Told("0-45", 3, -2, is_repair=True)
     assert told(FIRST, *moved).is_ok
 
 
@@ -215,7 +215,7 @@ def test_times_are_sums_of_accounts():
     assert verdict.problems == ["t: hour 05 has 7 rows, of [3]"]
 
 
-def test_what_was_dropped_was_told_to_hold_nothing():
+def test_dropped_partition_was_reported_empty():
     events = {HOUR: [FIRST, Told("empty", 0, -2)]}
     verdict = Verdict()
     judge_events(verdict, "t", {}, events, frozenset())

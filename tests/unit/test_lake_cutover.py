@@ -60,7 +60,7 @@ def test_a_cutover_within_an_hour_registers_without_a_person(
     assert registrar.tick(SPEC, {}).updates == []
     with metastore.connect() as session:
         table = session.table("s", "a")
-        audit = Auditor(files, StoreRoots(files.roots)).audit(session, SPEC, table, JOURNAL)
+        audit = Auditor(files, StoreRoots(files.roots)).audit(session, table, JOURNAL)
     assert audit.findings == ()
 
 

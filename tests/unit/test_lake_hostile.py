@@ -1,4 +1,4 @@
-"""What nobody expects in specs, cursors, parameters, notes and texts of others: one victim, in little time, and told."""
+"""Hostile specs, cursors, parameters, notes and texts: one victim, in little time, and reported."""
 
 import base64
 import json
@@ -23,14 +23,14 @@ from gazette_platform.lake.engines.spark import parse_properties
 from gazette_platform.lake.engines.trino import TrinoSession
 from gazette_platform.lake.inference.infer import infer_spec
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.quarantine import Quarantine
+from gazette_platform.lake.raw.set_aside import SetAside
 from gazette_platform.lake.reading.values import JsonScanner
 from gazette_platform.lake.rollups.spec import parse_rollup, read_rollup_folder
 from gazette_platform.lake.spec.folder import read_spec_folder, specs_by_file
 from gazette_platform.lake.spec.layout import Layout
 from gazette_platform.lake.spec.table_spec import parse_table_spec, read_table_spec
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.cursor import SensorCursor, pack
 
 HEAD = "name: s.events\nselector: name:prefix=events/\nformat: json\n"
 GOOD = HEAD + "columns: [{name: id, type: bigint}]\n"
@@ -67,7 +67,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_pipe_among_specs_keeps_nobody_waiting(folder):
+def test_pipe_among_specs_keeps_no_caller_waiting(folder):
     os.mkfifo(folder / "pipe.yaml")
     os.mkfifo(folder / "rollups" / "trino" / "pipe.sql")
     found = within_deadline(lambda: read_spec_folder(folder))
@@ -93,7 +93,7 @@ def test_of_a_file_no_more_is_read_than_a_spec_may_have(folder):
     assert "is 1073741824 bytes; a rollup has" in str(rollups.errors["trino/huge.sql"])
 
 
-def test_a_name_that_is_no_text_is_reported_as_one(folder):
+def test_name_that_is_not_text_is_reported_as_one(folder):
     bad = b"\xff\xfe"
     for path in (os.fsencode(folder), os.fsencode(folder / "rollups" / "spark")):
         for kind in (b".yaml", b".sql"):
@@ -132,7 +132,7 @@ def test_a_short_file_that_stands_for_much_is_refused_in_no_time(text):
     assert sum(map(len, texts_of(errors))) < 100_000
 
 
-def test_a_selector_that_is_none_is_not_told_whole():
+def test_invalid_selector_is_not_printed_whole():
     _, errors = read_table_spec(GOOD.replace("name:prefix=events/", f"'{'(' * 500_000}'"))
     assert len(str(errors[0])) < 1000
 
@@ -217,7 +217,7 @@ def test_a_cursor_that_is_none_says_how_to_reset_it(text):
 )
 def test_a_number_of_a_cursor_that_is_none_is_as_if_it_were_not_there(key, value):
     raw = {**SensorCursor().registered.to_json(), key: value}
-    assert SensorCursor.parse(json.dumps(raw)) == SensorCursor()
+    assert SensorCursor.parse(json.dumps({"__class__": pack(raw)})) == SensorCursor()
 
 
 def test_cursors_are_read_as_they_are_written():
@@ -255,7 +255,7 @@ STATE = {
     ids=str,
 )
 def test_an_account_that_others_wrote_is_refused_when_it_is_read(changed):
-    """Not amid the work on a table, of whose other Hive partitions nothing would be registered either."""
+    """Not amid the work on a table: nothing of its other Hive partitions would be registered either."""
     with pytest.raises(LakeError, match="was changed by others"):
         PartitionState.from_parameters({"gazette.state": json.dumps({**STATE, **changed})})
 
@@ -283,8 +283,8 @@ def test_a_note_deeper_than_calls_may_be_hides_no_other(tmp_path):
     note_of = first.with_name(f".{first.name}.json")
     note_of.write_bytes(b"[" * 60_000)
     second.with_name(f".{second.name}.json").write_text('{"why": "b"}')
-    quarantine = Quarantine(files, StoreRoots(files.roots), SystemClock())
-    whys = [each.why for each in quarantine.files_aside(spec)]
+    work = SetAside(files, StoreRoots(files.roots), SystemClock())
+    whys = [each.why for each in work.files_aside(spec)]
     assert len(whys) == 2
     assert "cannot be read" in whys[0]
     assert whys[1] == "b"
@@ -311,7 +311,7 @@ def test_a_line_of_properties_that_is_none_is_not_shown():
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_a_line_of_countless_fields_is_no_csv():
+def test_line_of_countless_fields_is_not_csv():
     def refused():
         with pytest.raises(SchemaMismatch, match="at most 2000 columns"):
             infer_spec("s.events", "name=x", [b"," * (1 << 20)], data_format="csv")

@@ -1,12 +1,14 @@
-"""One look at Hive partitions of which brokers list less than accounts hold."""
+"""One look at Hive partitions where brokers list less than accounts hold."""
 
 from lake_bench import FragmentFiles, MemoryMetastore
 from lake_world import SPEC
 
 from gazette_platform.lake import Registrar, Shrinker, StoreRoots, parse_table_spec
-from gazette_platform.lake.raw.prunes.shrinker import ShrinkLimits
-from gazette_platform.lake.raw.prunes.verdict import is_emptied
+from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
+from gazette_platform.lake.raw.pruning import ShrinkLimits
+from gazette_platform.lake.raw.reconcile import is_emptied
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import created_by
 
 JOURNAL = "a/part=0"
 
@@ -71,6 +73,26 @@ def test_what_is_left_is_counted_within_a_budget(tmp_path):
         found = look(files, metastore, SPEC, JOURNAL, limits=limits)
         shrunk.append((found.shrunk, found.is_complete))
     assert shrunk == [(1, False), (1, False), (1, True), (0, True)]
+
+
+def test_prune_keeps_the_former_identities_of_a_journal(tmp_path):
+    """Rollups know its bytes by them, and would make all their slices again."""
+    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
+    now = int(SystemClock().unix_s())
+    first, *_ = [
+        files.append(JOURNAL, b'{"id":1}\n', postfix="hour=5", mod_time=now) for _ in range(3)
+    ]
+    files._created[JOURNAL] = created_by(43, 1)
+    look(files, metastore, SPEC, JOURNAL)
+    files._created[JOURNAL] = created_by(43, 2)
+    with metastore.connect() as session:
+        book = AccountBook(session, session.table("s", "a"))
+        assert adopt_journals(book, files.created(SPEC.label_selector)) == 1
+    files.prune(first)
+    (left,) = look(files, metastore, SPEC, JOURNAL).accounts
+    assert left.state.fragments == 2
+    assert left.state.created == created_by(43, 2)
+    assert left.state.formerly == (created_by(43, 1),)
 
 
 def test_only_what_an_earlier_tick_registered_and_accounts_hold_proves_a_store(tmp_path):
@@ -173,13 +195,13 @@ def test_a_table_of_very_many_fragments_shrinks(tmp_path, monkeypatch):
         "{name: s.b, selector: 'name:prefix=whole', format: json, columns: [{name: id, type: bigint}]}"
     )
     files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
-    monkeypatch.setattr("gazette_platform.lake.raw.prunes.shrinker._PAGE", 1)
+    monkeypatch.setattr("gazette_platform.lake.raw.pruning._PAGE", 1)
     now = int(SystemClock().unix_s())
     made = [files.append("whole", b'{"id":1}\n', mod_time=now) for _ in range(50)]
     look(files, metastore, spec, "whole")
     files.prune(made[0])
     assert look(files, metastore, spec, "whole").shrunk == 1
-    monkeypatch.setattr("gazette_platform.lake.raw.prunes.shrinker._PAGES_OF_ONE_MAX", 30)
+    monkeypatch.setattr("gazette_platform.lake.raw.pruning._PAGES_OF_ONE_MAX", 30)
     files.prune(made[1])
     found = look(files, metastore, spec, "whole")
     assert found.shrunk == 0

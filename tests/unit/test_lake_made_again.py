@@ -11,7 +11,7 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw.applying import adopt_journals
+from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
 from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.raw.catch_up import catch_up
 from gazette_platform.lake.raw.partition_state import PartitionState
@@ -160,15 +160,15 @@ def test_it_goes_on_if_a_person_says_that_it_holds_what_it_held(lake, spec, keep
     created = lake.files.created(lake.spec.label_selector)
     with lake.metastore.connect() as session:
         table = session.table("s", "events")
-        assert adopt_journals(session, table, created, is_dry_run=True) == 1
+        assert adopt_journals(AccountBook(session, table), created, is_dry_run=True) == 1
         assert lake.rows() == before
-        assert adopt_journals(session, table, created) == 1
-        assert adopt_journals(session, session.table("s", "events"), created) == 0
+        assert adopt_journals(AccountBook(session, table), created) == 1
+        assert adopt_journals(AccountBook(session, session.table("s", "events")), created) == 0
     assert lake.tick().errors == []
     assert lake.rows() == {((0, 630),): 70}
 
 
-def test_cursor_and_accounts_of_a_former_release_note_their_journal(lake):
+def test_cursor_and_accounts_without_a_journal_learn_which_it_is(lake):
     lake.files.created = lambda selector: {JOURNAL: 0}
     lake.append(50)
     lake.tick()
@@ -178,12 +178,12 @@ def test_cursor_and_accounts_of_a_former_release_note_their_journal(lake):
     assert lake.tick().errors == []
     assert lake.cursors[JOURNAL].created
     assert lake.rows() == {((0, 900),): 100}
-    text = RegistrationCursor({"s.events": lake.cursors}).dump()
-    assert RegistrationCursor.parse(text).tables == {"s.events": lake.cursors}
+    raw = RegistrationCursor({"s.events": lake.cursors}).to_json()
+    assert RegistrationCursor.from_json(raw).tables == {"s.events": lake.cursors}
 
 
 @pytest.mark.parametrize("keeps_cursor", [True, False])
-def test_accounts_of_a_former_release_learn_the_history_of_etcd(lake, keeps_cursor):
+def test_accounts_learn_the_history_of_etcd(lake, keeps_cursor):
     known = created_by(43, 1)
     for created in (43, known, 43):  # a broker of Gazette does not send it
         lake.files._created[JOURNAL] = created

@@ -6,11 +6,11 @@ from lake_bench import MemoryMetastore
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake import ensure_views, parse_table_spec
+from gazette_platform.lake.raw.accounts import AccountBook
 from gazette_platform.lake.raw.applying import (
     HeldNow,
     drop_entries,
     entries_of,
-    held_states,
     stored_entry,
     why_missed,
 )
@@ -53,7 +53,7 @@ def test_all_entries_of_a_table_are_found_and_dropped_in_either_form(session, be
     made(session, after)
 
 
-def test_tables_of_others_are_no_entries(session):
+def test_tables_of_others_are_not_entries(session):
     other = parse_table_spec(
         "{name: s.t_lines, selector: name=j, format: csv, columns: [{name: a, type: string}]}"
     )
@@ -80,7 +80,7 @@ def test_rows_that_no_journal_has_would_be_missed(session):
             HivePartition(values=("2",), location="file:///x/j/2"),
         ],
     )
-    states = held_states(session, table)
+    states = [entry.state for entry in AccountBook(session, table).every()]
     assert sorted(each.journal for each in states) == ["", "j"]
     assert why_missed(states, {"j": HeldNow(100, 200), "k": HeldNow(7, 7)}) == ""
     assert why_missed(states, {"j": HeldNow(0, 300)}) == ""

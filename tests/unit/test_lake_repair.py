@@ -51,7 +51,7 @@ class Lake:
     def find(self):
         with self.metastore.connect() as session:
             table = session.table("s", "events")
-            return list(self.auditor.audit(session, self.spec, table, JOURNAL).findings)
+            return list(self.auditor.audit(session, table, JOURNAL).findings)
 
     def repair(self, findings=None, **limits):
         repairer = Repairer(self.files, self.roots, RepairLimits(**limits))

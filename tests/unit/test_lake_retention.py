@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor, Page
-from gazette_platform.lake.raw.prunes.verdict import (
+from gazette_platform.lake.raw.reconcile import (
     Break,
     Evidence,
     Files,
@@ -16,6 +16,7 @@ from gazette_platform.lake.raw.prunes.verdict import (
     is_emptied,
     judge,
     pruned_front,
+    reconcile,
 )
 from gazette_platform.protocol import Fragment
 from gazette_platform.protocol.ranges import merge_ranges
@@ -76,21 +77,24 @@ HELD = accounts((0, 10), (10, 20), (20, 30))
     ],
 )
 def test_verdicts(here, there, evidence, verdict, kept):
-    found = judge(HELD, here, [], there, evidence)
+    found = judge(reconcile(HELD, here), here, [], there, evidence)
     assert (found.verdict, found.kept) == (verdict, kept)
     assert bool(found.reason) == (verdict in {"doubt", "wait"})
 
 
 def test_bytes_that_brokers_are_about_to_store_are_not_gone():
-    assert judge(HELD, [C], [(5, 15)], files(C), PROOF).verdict == "wait"
-    for elsewhere in ((20, 30), (30, 40)):  # such as C, of which another broker knows no store yet
-        assert judge(HELD, [C], [elsewhere], files(C), PROOF).verdict == "shrink"
+    assert judge(reconcile(HELD, [C]), [C], [(5, 15)], files(C), PROOF).verdict == "wait"
+    for elsewhere in (
+        (20, 30),
+        (30, 40),
+    ):  # such as C, whose store another broker does not know yet
+        assert judge(reconcile(HELD, [C]), [C], [elsewhere], files(C), PROOF).verdict == "shrink"
 
 
 def test_a_fragment_that_the_accounts_do_not_hold_yet_is_left_to_registration():
     held = accounts((0, 10))
     late = fragment(5, 20)
-    found = judge(held, [late], [], files(late), PROOF)
+    found = judge(reconcile(held, [late]), [late], [], files(late), PROOF)
     assert (found.verdict, found.lost) == ("empty", ((0, 5),))
 
 
@@ -123,7 +127,7 @@ def test_a_break_is_where_nothing_registered_is_listed_any_more(cursor, pages, e
     assert is_broken(cursor, pages) is expected
 
 
-def test_what_was_stored_after_a_break_is_not_of_before():
+def test_content_stored_after_a_break_is_not_former_content():
     assert Break(20).is_of_before(fragment(0, 10, store=""))
     found = Break(20, 500)
     assert found.is_of_before(replace(A, mod_time=500))
@@ -163,7 +167,7 @@ def test_nothing_is_forgotten_without_all_of_the_evidence(
         first=first,
         broken_at=broken_at,
     )
-    found = judge(state, here, [], files(*present), evidence)
+    found = judge(reconcile(state, here), here, [], files(*present), evidence)
     lost = [(f.begin, f.end) for f in made if f not in here]
     assert list(found.lost) == merge_ranges(lost)
     assert (found.verdict == "keep") == (not lost)

@@ -124,7 +124,7 @@ def test_a_tick_and_an_audit_of_a_store_that_does_not_answer(store, tmp_path, mo
         with metastore.connect() as session:
             table = session.table("s", "events")
             auditor = Auditor(files, roots)
-            found = auditor.audit(session, spec, table, JOURNAL, lists_objects=True)
+            found = auditor.audit(session, table, JOURNAL, lists_objects=True)
         assert {f.is_checked for f in found.findings} == {False}
 
     assert took(audit) < 3 * STEP_S + 10

@@ -5,8 +5,8 @@ from hypothesis import given, strategies as st
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.lake import PartitionAccount, Registrar, StoreRoots, parse_table_spec
+from gazette_platform.lake.raw.accounts import WHOLE, Time, TimeReader, fold, time_of
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.times import WHOLE, Time, TimeReader, fold, time_of
 
 SPEC = parse_table_spec(
     "{name: s.a, selector: 'name:prefix=a/', format: json, columns: [{name: id, type: bigint}], "

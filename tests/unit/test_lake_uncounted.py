@@ -22,7 +22,7 @@ from gazette_platform.lake.raw.partition_state import TRIES_MAX, PartitionState,
 from gazette_platform.lake.reading import content as content_module
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.protocol import CompressionCodec
-from gazette_platform.sensors.reports import data_version
+from gazette_platform.sensors.events import data_version
 
 SPEC = """
 name: s.events
@@ -123,7 +123,7 @@ def test_a_fragment_that_no_tick_has_time_for_is_registered_and_counted_later(la
     assert (update.fragments_added, update.rows_added) == (0, LARGE)
     assert lake.state().rows == LARGE + 15
     assert lake.state().uncounted == ()
-    # So Dagster is told.
+    # So Dagster gets an event.
     assert data_version(lake.state()) != version
     before = lake.read_bytes
     assert lake.tick(is_sweeping=True).updates == []
@@ -205,27 +205,6 @@ def test_damaged_files_that_are_restored_are_counted(lake):
     assert (update.rows_added, update.state.rows, update.state.fragments) == (20, 30, 2)
 
 
-def test_rows_that_a_former_release_lost_are_counted_again(lake):
-    lake.append(10)
-    lake.append(20)
-    lake.tick()
-    state = lake.state()
-    lake.change(replace(state, rows=None, rows_known=None))
-    (update,) = lake.tick(is_sweeping=True).updates
-    assert update.rows_added == 30
-    assert lake.state() == state
-
-
-def test_rows_of_a_former_release_are_not_made_up_of_some_of_its_fragments(lake):
-    gone = lake.append(10)
-    lake.append(20)
-    lake.tick()
-    lake.change(replace(lake.state(), rows=None, rows_known=None))
-    lake.files.forget(gone)
-    assert lake.tick(is_sweeping=True).updates == []
-    assert lake.state().rows is None
-
-
 def test_new_fragments_come_before_those_that_were_registered(lake):
     lake.append(LARGE)
     lake.tick(is_over=Over(lake, MIB))
@@ -261,7 +240,7 @@ def test_a_comparison_without_time_is_left_to_a_person(lake):
     with lake.metastore.connect() as session:
         table = session.table("s", "events")
         auditor = Auditor(lake.files, lake.roots)
-        findings = auditor.audit(session, lake.spec, table, JOURNAL).findings
+        findings = auditor.audit(session, table, JOURNAL).findings
         repairer = Repairer(lake.files, lake.roots)
         over = Over(lake, MIB)
         called = []

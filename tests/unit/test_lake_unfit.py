@@ -7,17 +7,16 @@ from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import Registrar, StoreRoots, SweepPoint, parse_table_spec
 from gazette_platform.lake.raw import partition_state
-from gazette_platform.lake.raw.audits.fit import value_scanner
-from gazette_platform.lake.raw.audits.full_audit import audit_content
+from gazette_platform.lake.raw.audits.fit import audit_content, value_scanner
 from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.raw.audits.unfit_finding import (
     PartitionFit,
     partition_fit,
     table_finding,
 )
+from gazette_platform.lake.raw.counting import Recount
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.prunes.recounting import Recount
-from gazette_platform.lake.raw.quarantine import Quarantine
+from gazette_platform.lake.raw.set_aside import SetAside
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.lake.spec.unfit import Threshold, UnfitFragment, verdict
 from gazette_platform.ops.clock import SystemClock
@@ -120,7 +119,7 @@ def test_default_threshold_is_one_percent():
 
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
-def test_scanner_counts_records_and_tells_offset_of_first(step):
+def test_scanner_counts_records_and_returns_offset_of_first(step):
     content = GOOD * 3 + b'{"id":"x","public":"yes"}\n' + GOOD + BAD + b"nope"
     scanner = value_scanner(spec_of())
     for at in range(0, len(content), step):
@@ -172,7 +171,7 @@ def test_too_many_unfit_records_block_and_say_which_way_on(files, registrar, sta
         "rollups wait: 2 of 100 records (2.00 %) in part=0/hour=05 since 1970-01-01 00:00:01 UTC do not fit "
         "the spec, and only 1 % may. To go on: `unfit: {block: 3%}` in the spec and `gazctl lake apply`; or "
     )
-    assert "`gazctl lake quarantine s.events --unfit`" in problem
+    assert "`gazctl lake set-aside s.events --unfit`" in problem
     assert "`gazctl lake check s.events`" in problem
     assert HOUR_6 not in problem
     # As it says.
@@ -281,7 +280,7 @@ def test_file_set_aside_takes_its_unfit_records_with_it(files, registrar, metast
     spec = spec_of()
     registrar.tick(spec, {})
     assert standing(spec).is_blocked
-    work = Quarantine(files, StoreRoots(files.roots), SystemClock())
+    work = SetAside(files, StoreRoots(files.roots), SystemClock())
     with metastore.connect() as session:
         work.set_aside(session, spec, bad, "test")
     found = standing(spec)

@@ -1,17 +1,16 @@
-"""Dagster's keys of the times of a table, there and back; and those of former releases."""
+"""Dagster's keys of the times of a table, there and back."""
 
 import pytest
 from dagster import DynamicPartitionsDefinition
 from hypothesis import given, strategies as st
 
 from gazette_platform.assets.raw import (
-    former_partitions,
     parse_partition,
     time_partition,
 )
 from gazette_platform.lake import PartitionAccount, PartitionColumn, partition_key
+from gazette_platform.lake.raw.accounts import WHOLE, Time, time_of
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.times import WHOLE, Time, time_of
 
 NAMES = st.lists(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), min_size=1, max_size=4, unique=True)
 # As the lake escapes them.
@@ -30,36 +29,28 @@ def test_there_and_back(names, data):
     own = data.draw(st.integers(0, len(names)))
     time = Time(own, "/".join(key.split("/")[own:]) or WHOLE)
     assert parse_partition(time_partition(time), names, [own]) == time
-    short, named = (*former_partitions(part(key, "j"), Time(len(names), WHOLE)),)
-    # Of a former release, whose keys Dagster may still have.
-    assert parse_partition(named, names, [own]) == key
-    if own:
-        assert parse_partition(short, names, [own]) == key
 
 
 @pytest.mark.parametrize("key", ["1/2/3", "", "x"])
 def test_what_is_of_no_such_table_is_nothing(key):
-    assert parse_partition(key, ["a", "day", "hour"], [1]) is None or key == "1/2/3"
+    assert parse_partition(key, ["a", "day", "hour"], [1]) is None
     assert parse_partition(key, ["a", "b", "day", "hour"], [2]) is None
 
 
 def test_a_table_without_partition_columns():
     assert parse_partition("all", [], [0]) == Time(0, WHOLE)
-    assert former_partitions(part("all", "logs"), time_of("all", "logs")) == []
 
 
 def test_a_table_whose_journals_give_all_columns_has_one_key():
     time = time_of("part=0", "logs/part=0")
     assert (time_partition(time), parse_partition("all", ["part"], [1])) == ("all", time)
-    assert former_partitions(part("part=0", "logs/part=0"), time) == ["0", "part=0"]
-    assert parse_partition("0", ["part"], [1]) == "part=0"
+    assert parse_partition("0", ["part"], [1]) is None
 
 
 def test_a_table_whose_journals_give_no_columns_keeps_its_keys():
     account = part("day=2026-01-31/hour=5", "logs")
     time = time_of(account.key, account.journal)
     assert time_partition(time) == "2026-01-31/5"
-    assert former_partitions(account, time) == ["day=2026-01-31/hour=5"]
     assert parse_partition("2026-01-31/5", ["day", "hour"], [0]) == time
 
 

@@ -1,7 +1,7 @@
-"""Dagster's partitions are times: what is told of several journals together, and of former releases."""
+"""Dagster's partitions are times: what is reported of several journals together."""
 
 import pytest
-from dagster import AssetKey, AssetMaterialization
+from dagster import AssetKey
 from dagster_instances import new_instance
 from sensor_platform import SPEC, SensorPlatform, line, numbers, total
 
@@ -33,12 +33,12 @@ def newest(platform, partition):
 
 
 def settle(platform, ticks=4):
-    """Ticks enough for a round over all that is old. Returns: how many events they told."""
+    """Ticks enough for a round over all that is old. Returns: how many events they reported."""
     return sum(len(platform.tick().asset_events) for _ in range(ticks))
 
 
 def register_untold(platform):
-    """As `gazctl lake flush` does, which tells nobody."""
+    """As `gazctl lake flush` does, which reports nothing."""
     other = Registrar(platform.files, platform.metastore, StoreRoots(platform.files.roots))
     return other.tick(parse_table_spec(SPEC.format(table="a")), {})
 
@@ -61,7 +61,7 @@ def test_journals_are_folded_into_one_event_a_time(platform):
     assert settle(platform) == 0
 
 
-def test_what_one_journal_adds_is_told_beside_what_others_hold(platform):
+def test_additions_of_one_journal_are_reported_beside_those_of_others(platform):
     for part in range(3):
         platform.files.append(f"a/part={part}", line(part), postfix="hour=05")
     platform.tick()
@@ -112,7 +112,7 @@ def test_a_journal_that_is_gone_still_counts(platform):
     assert newest(platform, "05").metadata["dagster/partition_row_count"].value == 3
 
 
-def test_what_others_registered_at_a_time_that_dagster_knows_is_told_in_turn(platform):
+def test_registrations_of_others_at_a_known_time_are_reported_in_turn(platform):
     """Behind the cursor, so that no tick would touch it as something new."""
     for part in range(2):
         platform.files.append(f"a/part={part}", line(part), postfix="hour=05")
@@ -126,78 +126,6 @@ def test_what_others_registered_at_a_time_that_dagster_knows_is_told_in_turn(pla
     assert numbers(platform.instance, "a") == {"05": [2, 3], "06": [1]}
 
 
-def tell_formerly(platform, key, fragments, rows, count):
-    """As a former release told of a Hive partition, with a partition of its own."""
-    platform.instance.add_dynamic_partitions("s.a", [key])
-    platform.instance.report_runless_asset_event(
-        AssetMaterialization(
-            ASSET,
-            partition=key,
-            metadata={
-                "fragments": fragments,
-                "content_bytes": 9 * rows,
-                "rows_added": rows,
-                "dagster/partition_row_count": rows,
-                "dagster/row_count": count,
-            },
-            tags={"dagster/data_version": f"0-{9 * rows}"},
-        )
-    )
-
-
-@pytest.mark.parametrize("form", ["{part}/{hour}", "part={part}/hour={hour}"])
-@pytest.mark.parametrize("is_cursor_lost", [False, True])
-def test_keys_of_former_releases_go_and_no_number_is_reported_twice(platform, form, is_cursor_lost):
-    hours = ("05", "06", "07")
-    for part in range(2):
-        for hour in hours:
-            platform.files.append(f"a/part={part}", line(part), postfix=f"hour={hour}")
-    platform.tick()
-    cursor = platform.cursor
-    with new_instance() as home:
-        platform.instance = home
-        formers = [form.format(part=part, hour=hour) for part in range(2) for hour in hours]
-        for count, key in enumerate(formers, 1):
-            tell_formerly(platform, key, 1, 1, count)
-        home.add_dynamic_partitions("journals.s.a", ["a/part=0", "a/part=1"])
-        home.add_dynamic_partitions("s.a", [form.format(part=0, hour="04")])  # dropped since
-        platform.cursor = None if is_cursor_lost else cursor
-        platform.files.append("a/part=1", line(9) * 2, postfix="hour=07")
-        settle(platform)
-        told = numbers(home, "a")
-        assert [told.pop(key) for key in formers] == [[1]] * len(formers)
-        assert {key: sum(added) for key, added in told.items()} == {"05": 0, "06": 0, "07": 2}
-        assert newest(platform, "07").metadata["dagster/partition_row_count"].value == 4
-        assert total(home, "a") == 8
-        assert partitions(platform) == list(hours)
-        assert settle(platform) == 0
-
-
-def test_keys_of_former_releases_go_in_batches(platform, monkeypatch):
-    monkeypatch.setattr("gazette_platform.sensors.reporting._LOOKED_MAX", 4)
-    monkeypatch.setattr("gazette_platform.sensors.reporting._DELETED_MAX", 5)
-    hours = [f"{n:02}" for n in range(10)]
-    for part in range(2):
-        for hour in hours:
-            platform.files.append(f"a/part={part}", line(part), postfix=f"hour={hour}")
-    platform.tick()
-    cursor = platform.cursor
-    with new_instance() as home:
-        platform.instance, platform.cursor = home, cursor
-        for number, hour in enumerate(hours):
-            for part in range(2):
-                tell_formerly(platform, f"{part}/{hour}", 1, 1, 2 * number + part + 1)
-        deleted = []
-        for _ in range(12):
-            before = len([key for key in partitions(platform) if "/" in key])
-            platform.tick()
-            deleted.append(before - len([key for key in partitions(platform) if "/" in key]))
-        assert max(deleted) <= 5
-        assert sum(deleted) == 20
-        assert partitions(platform) == hours
-        assert total(home, "a") == 20
-
-
 def test_a_tick_asks_dagster_as_often_for_many_times_as_for_one(platform, monkeypatch):
     calls = []
     instance = platform.instance
@@ -208,7 +136,7 @@ def test_a_tick_asks_dagster_as_often_for_many_times_as_for_one(platform, monkey
         )
     counts = []
     for hours in (1, 60):
-        for _ in range(2):  # first told, and told again
+        for _ in range(2):  # first reported, and reported again
             for hour in range(hours):
                 for part in range(2):
                     platform.files.append(f"a/part={part}", line(1), postfix=f"hour={hour:02}")

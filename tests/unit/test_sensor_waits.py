@@ -1,4 +1,6 @@
-"""Waits and stalls: what is awaited since when, when Dagster is told, and when a table is red."""
+"""Waits and stalls: what is awaited since when, when Dagster gets an event, and when a table is red."""
+
+import json
 
 import pytest
 from dagster import AssetObservation
@@ -10,6 +12,7 @@ from gazette_platform.lake import (
     FitChecker,
     JournalProgress,
     Registrar,
+    RegistrationCursor,
     Repairer,
     Shrinker,
     SpecFolder,
@@ -19,10 +22,10 @@ from gazette_platform.lake import (
 )
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.sensors.audits import TableAudits
-from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.cursor import SensorCursor, pack
+from gazette_platform.sensors.events import InstanceTold
 from gazette_platform.sensors.fragments import TickPorts, run_tick
 from gazette_platform.sensors.prunes import Retention
-from gazette_platform.sensors.reports import InstanceTold
 from gazette_platform.sensors.waits import Wait, follow
 
 NOW = 1_000_000
@@ -108,7 +111,7 @@ def test_many_waits_are_reported_less_often():
     assert told == 200  # in half an hour, each of them twice
 
 
-def test_waits_that_end_soon_are_not_told():
+def test_waits_that_end_soon_are_not_reported():
     waits = follow({}, report(waiting()), NOW).waits
     done = follow(waits, report(waiting(registered=20)), NOW + 50)
     assert (done.waits, done.to_tell) == ({}, [])
@@ -129,8 +132,9 @@ def test_the_number_of_waits_is_bounded_and_the_first_ones_stay():
 def test_a_cursor_keeps_waits():
     cursor = SensorCursor(waits={"s.a": {"j": Wait(1, 2, 3, 4)}}, folder="f")
     assert SensorCursor.parse(cursor.dump()) == cursor
-    for other in ('{"s.a":{"j":[1]}}', "3", '{"s.a":3}'):
-        text = f'{{"version":2,"tables":{{}},"waits":{other}}}'
+    for other in ({"s.a": {"j": [1]}}, 3, {"s.a": 3}):
+        raw = {**RegistrationCursor().to_json(), "waits": other}
+        text = json.dumps({"__class__": pack(raw)})
         assert SensorCursor.parse(text) == SensorCursor()
 
 

@@ -410,7 +410,7 @@ def _tell(sql: LocalSql, *, explain: bool) -> None:
             for begin, end in journal.aside:
                 note(
                     f"{name}: bytes [{begin}, {end}) of {journal.name} are aside "
-                    f"(`gazctl lake quarantine {name} --list` says why)"
+                    f"(`gazctl lake set-aside {name} --list` says why)"
                 )
             for begin, end in journal.gaps:
                 note(

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.raw.registration import Metastore
+    from gazette_platform.hive import Metastore
     from gazette_platform.lake.settings import LakeSettings
 
 # What properties of stores begin with. The rest are of the catalog.

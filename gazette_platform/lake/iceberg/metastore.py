@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
-    from gazette_platform.hive import MetastoreSession
-    from gazette_platform.lake.raw.registration import Metastore
+    from gazette_platform.hive import Metastore, MetastoreSession
 
 _METADATA = "metadata_location"
 # As Iceberg's own clients write it. No engine opens files by it, but Hive requires a format.

@@ -1,4 +1,4 @@
-"""Accounts of Hive partitions: what each holds, counted once, and changed by one process at a time.
+"""Counting new fragments of one tick into the accounts of their Hive partitions.
 
 Reading fragments takes long, so the accountant reads first. Then, under the metastore's lock, it reads the accounts
 again, leaves out what others have counted meanwhile, and adds the rest. So two registrars that meet count everything
@@ -7,8 +7,6 @@ once, and the loser has only read in vain.
 A tick leaves fragments that it has no time for to the next one. It registers the first one in any case, so that each
 tick makes progress; a later look counts its rows, as it does for damaged files that were restored. A count continues
 where the one before ended, within one process. It restarts a few times at most, as long as the file is the same.
-
-Long because reading, counting and writing decide together what one lock may cover.
 """
 
 from __future__ import annotations
@@ -20,6 +18,13 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.hive import HivePartition
+from gazette_platform.lake.raw.accounts import (
+    COMMIT_MAX,
+    AccountBook,
+    Change,
+    Entry,
+    PartitionAccount,
+)
 from gazette_platform.lake.raw.audits.fit import (
     damage,
     is_of_spec,
@@ -31,17 +36,17 @@ from gazette_platform.lake.raw.audits.fit import (
     value_scanner,
 )
 from gazette_platform.lake.raw.partition_state import RANGES_MAX, TRIES_MAX, PartitionState
-from gazette_platform.lake.raw.set_aside import is_aside
+from gazette_platform.lake.raw.reconcile import reconcile
 from gazette_platform.lake.raw.tables import with_text_columns
 from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN
-from gazette_platform.lake.spec.layout import is_same_location, partition_values
+from gazette_platform.lake.spec.layout import is_aside, is_same_location
 from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gazette_platform.hive import HeldLock, HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.applying import Cutover
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.raw.counting import Cutover
     from gazette_platform.lake.raw.planning import PlannedPartition
     from gazette_platform.lake.reading.content import FragmentContent
     from gazette_platform.lake.reading.findings import Finding
@@ -50,27 +55,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.unfit import UnfitFragment
     from gazette_platform.protocol import Fragment
 
-# What is added at once, and written under one lock: a second or two, so that a tick ends in time, and
-# well within half of the lease on a slow metastore.
-# A holder that outlives its lease of 60 s loses the lock to another registrar.
-_COMMIT_MAX: Final = 50
 # A file may be gone before brokers know; under a wrong root no file exists.
 _LOOKED_FOR_MAX: Final = 5
 # Of a tick, to count what was registered without: new fragments, and other tables, come first.
 _MEND_BYTES_MAX: Final = 256 << 20
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionAccount:
-    """A Hive partition as its accounts say, whoever changed them."""
-
-    key: str
-    """As `layout.partition_key` writes it."""
-    values: tuple[str, ...]
-    location: str
-    journal: str
-    state: PartitionState
 
 
 @final
@@ -156,7 +144,7 @@ class Accountant:
         self._cutover = cutover
         self._session = session
         self._spec = spec
-        self._table = table
+        self._book = AccountBook(session, table)
         # Its values are looked at as this spec has them.
         self._owner = f"{spec.name} {spec.digest}"
         self._bytes_left = content_bytes_max
@@ -173,17 +161,18 @@ class Accountant:
 
         Raises: GazetteError: a server cannot be reached; what was written so far is found next time.
         """
-        for start in range(0, len(planned), _COMMIT_MAX):
+        for start in range(0, len(planned), COMMIT_MAX):
             if start and self._is_over():
                 self.result.is_complete = False
                 break
-            self._run(planned[start : start + _COMMIT_MAX])
+            self._run(planned[start : start + COMMIT_MAX])
         return self.result
 
     def _run(self, planned: Sequence[PlannedPartition]) -> None:
         # This read, without the lock, only decides what is worth counting. `_commit` reads again
         # under the lock, and only that read counts.
-        found = self._read(planned)
+        table = self._book.refresh()
+        found = self._book.at(p.values for p in planned)
         planned = [p for p in planned if p.values in found or not self._is_all_aside(p)]
         good = [p for p in planned if self._is_good(p, found.get(p.values))]
         missing = [p for p in good if p.values not in found]
@@ -191,15 +180,14 @@ class Accountant:
             # New ones first become visible to engines; counting rows may take a while.
             # Engines list directories themselves, so they see the rows before the accounts do. A
             # crash here leaves an empty account, which the next tick fills.
-            self._session.add_partitions(self._table, [_empty(p) for p in missing])
+            self._session.add_partitions(table, [_empty(p) for p in missing])
         work: list[tuple[PlannedPartition, PartitionState]] = []
         for planned_one in good:
             known = found.get(planned_one.values)
             # The metastore's location wins: after a change of stores the same directory exists in
             # two, and engines read only this one.
             one = planned_one if known is None else replace(planned_one, location=known.location)
-            state = PartitionState.from_parameters(known.parameters if known is not None else {})
-            work.append((one, state))
+            work.append((one, known.state if known is not None else PartitionState()))
         batch: list[tuple[PlannedPartition, _Counts]] = []
         for (one, state), counts in zip(work, self._count(work), strict=True):
             if counts:
@@ -210,27 +198,6 @@ class Accountant:
 
     # ------------------------------------------------------------------- reading
 
-    def _read(self, planned: Sequence[PlannedPartition]) -> Mapping[tuple[str, ...], HivePartition]:
-        """What the metastore has of them now. A table without keys counts as one Hive partition.
-
-        The table is read again, too: others may have given it columns, which what is written must have.
-        """
-        current = self._refresh()
-        if current.partition_columns:
-            return self._session.partitions_of(current, [p.values for p in planned])
-        return {
-            (): HivePartition(values=(), location=current.location, parameters=current.parameters)
-        }
-
-    def _refresh(self) -> HiveTable:
-        """The table as the metastore has it now."""
-        table = self._table
-        current = self._session.table(table.database, table.name)
-        if current is None:
-            raise LakeError(f"table {table.full_name} was dropped meanwhile; it is made again")
-        self._table = current
-        return current
-
     def _is_all_aside(self, planned: PlannedPartition) -> bool:
         """Whether there is nothing to make a Hive partition of; what is aside is not awaited."""
         if not all(map(is_aside, planned.fragments)):
@@ -238,15 +205,14 @@ class Accountant:
         self.result.done |= {(f.journal, f.begin, f.end) for f in planned.fragments}
         return True
 
-    def _is_good(self, planned: PlannedPartition, found: HivePartition | None) -> bool:
+    def _is_good(self, planned: PlannedPartition, found: Entry | None) -> bool:
         """Whether fragments may be added to it; if not, the result has the reason."""
         try:
             if found is None:
                 self._require_some(planned)
                 return True
-            state = PartitionState.from_parameters(found.parameters)
-            self._require_journal(planned, state)
-            _require_room(self._spec.name, planned, state)
+            self._require_journal(planned, found.state)
+            _require_room(self._spec.name, planned, found.state)
         except LakeError as err:
             self.result.errors.setdefault(planned.journal, err)
             return False
@@ -281,9 +247,7 @@ class Accountant:
         queues: dict[str, list[tuple[Fragment, int]]] = {}
         for index, (planned, state) in enumerate(work):
             queues.setdefault(planned.journal, []).extend(
-                (f, index)
-                for f in planned.fragments
-                if not is_aside(f) and not state.settles(f.begin, f.end)
+                (fragment, index) for fragment in reconcile(state, planned.fragments).missing
             )
         for queue in queues.values():
             queue.sort(key=lambda item: (item[0].begin, item[0].end))
@@ -313,15 +277,12 @@ class Accountant:
 
         And those with records that did not fit a former spec, or a file that was replaced since.
         """
-        state = _recalled(planned, state)
         found: _Counts = {}
         # Tried where there was time for little, a large one would be given up for no fault of its own.
         has_time = not self._has_counted or self._mended_bytes > 0
-        for fragment in planned.fragments if state.uncounted or state.unfit else ():
+        for fragment in reconcile(state, planned.fragments).again:
             noted = state.uncounted_at(fragment.begin, fragment.end)
             unfit = state.unfit_at(fragment.begin, fragment.end)
-            if noted is None and unfit is None:
-                continue
             stamp = self._content.stamp(fragment, planned.location)
             # The same spec and the same file give the same verdict: do not read it again.
             if unfit is not None and unfit.mark == unfit_mark(self._spec, stamp):
@@ -405,7 +366,7 @@ class Accountant:
         """Columns at whose values Trino would fail."""
         if values is None:
             return frozenset()
-        is_partitioned = bool(self._table.partition_columns)
+        is_partitioned = bool(self._book.table.partition_columns)
         return values.breaking if is_partitioned else values.breaking_unpartitioned
 
     # ------------------------------------------------------------------- writing
@@ -416,12 +377,12 @@ class Accountant:
             return
         # Two registrars may have counted the same fragments. The lock orders them, and the second
         # one finds the bytes covered.
-        with self._session.accounts_lock(self._table.database, self._table.name) as lock:
+        with self._book.changing() as change:
             # Mark first: a crash after the accounts and before the mark would leave a table at
             # which Trino fails, and no tick would look again.
-            self._mark_as_text(batch, lock)
-            found = self._read([planned for planned, _ in batch])
-            changed: list[HivePartition] = []
+            self._mark_as_text(batch, change)
+            found = self._book.at(planned.values for planned, _ in batch)
+            changed: list[tuple[Entry, PartitionState]] = []
             settled: list[tuple[PlannedPartition, PartitionState, PartitionUpdate | None]] = []
             for planned, counts in batch:
                 now = found.get(planned.values)
@@ -431,23 +392,18 @@ class Accountant:
                     continue  # made meanwhile, in another store: they are to be brought there
                 # All that is decided below rests on this read and not on the first one: minutes may
                 # have passed, or a repair may have moved files.
-                before = PartitionState.from_parameters(now.parameters)
                 try:
-                    self._require_journal(planned, before)
-                    _require_room(self._spec.name, planned, before)
+                    self._require_journal(planned, now.state)
+                    _require_room(self._spec.name, planned, now.state)
                 except LakeError as err:
                     self.result.errors.setdefault(planned.journal, err)
                     continue
                 created = self._created.get(planned.journal, 0)
-                update = _update(self._spec, planned, counts, before, created)
-                settled.append((planned, update.state if update is not None else before, update))
+                update = _update(self._spec, planned, counts, now.state, created)
+                settled.append((planned, update.state if update is not None else now.state, update))
                 if update is not None:
-                    changed.append(replace(now, parameters=update.state.within(now.parameters)))
-            if changed:
-                # The lease may have ended while the accounts were read. Writing then would
-                # overwrite what the new holder has counted.
-                lock.require()
-                self._write(changed)
+                    changed.append((now, update.state))
+            change.put(changed)
         # Only after the write, outside the lock: what is in `done` moves the cursor, so it must be
         # in the accounts already.
         for planned, state, update in settled:
@@ -457,16 +413,13 @@ class Accountant:
                 self.result.updates.append(update)
 
     def _mark_as_text(
-        self, batch: Sequence[tuple[PlannedPartition, _Counts]], lock: HeldLock
+        self, batch: Sequence[tuple[PlannedPartition, _Counts]], change: Change
     ) -> None:
         """Let Trino read columns as text that it would fail at, before their fragments count as registered."""
         breaking = {n for _, counts in batch for c in counts.values() for n in c.breaking}
-        if not breaking:
-            return
-        marked = with_text_columns(self._spec, self._refresh(), breaking)
+        marked = with_text_columns(self._spec, self._book.table, breaking) if breaking else None
         if marked is not None:
-            lock.require()
-            self._session.alter_table(marked, is_cascading=False)
+            change.alter(marked)
             self.result.is_complete = False
 
     def _require_journal(self, planned: PlannedPartition, state: PartitionState) -> None:
@@ -486,16 +439,9 @@ class Accountant:
                 "deleted and made again, so nothing is added to it: drop it (which deletes no file)"
             )
 
-    def _write(self, changed: Sequence[HivePartition]) -> None:
-        if self._table.partition_columns:
-            self._session.alter_partitions(self._table, changed)
-        else:
-            (one,) = changed
-            self._session.alter_table(replace(self._table, parameters=one.parameters))
-
     def _settle(self, planned: PlannedPartition, state: PartitionState) -> None:
-        held = [f for f in planned.fragments if is_aside(f) or state.settles(f.begin, f.end)]
-        self.result.done |= {(f.journal, f.begin, f.end) for f in held}
+        settled = {*planned.fragments} - {*reconcile(state, planned.fragments).missing}
+        self.result.done |= {(f.journal, f.begin, f.end) for f in settled}
         # An empty account is not worth an event; the partition may have been made by
         # this tick, which then ran out of time.
         if state.ranges or state.aside:
@@ -508,31 +454,6 @@ class Accountant:
                     state=state,
                 )
             )
-
-
-def partition_accounts(
-    session: MetastoreSession, table: HiveTable, keys: Sequence[str]
-) -> list[PartitionAccount]:
-    """Accounts of those of the Hive partitions with these `keys` that exist, also of empty ones.
-
-    Raises: LakeError: the metastore cannot be reached.
-    """
-    wanted = {partition_values(key): key for key in keys}
-    wanted = {v: key for v, key in wanted.items() if len(v) == len(table.partition_columns) > 0}
-    accounts: list[PartitionAccount] = []
-    for values, found in session.partitions_of(table, list(wanted)).items():
-        state = PartitionState.from_parameters(found.parameters)
-        if state.journal:
-            accounts.append(
-                PartitionAccount(
-                    key=wanted[values],
-                    values=values,
-                    location=found.location,
-                    journal=state.journal,
-                    state=state,
-                )
-            )
-    return accounts
 
 
 def _empty(planned: PlannedPartition) -> HivePartition:
@@ -552,20 +473,6 @@ def _require_room(table: str, planned: PlannedPartition, state: PartitionState) 
         )
 
 
-# Counting part of the fragments would give a wrong total, so all of them must be at hand.
-def _recalled(planned: PlannedPartition, state: PartitionState) -> PartitionState:
-    """`state`, with all to be counted again if a former release lost count, and all of it is at hand."""
-    if state.rows is not None or state.rows_known is not None or state.uncounted:
-        return state
-    spans = [(f.begin, f.end) for f in planned.fragments]
-    if not all(state.covers(begin, end) for begin, end in spans):
-        return state
-    content_bytes = sum(end - begin for begin, end in spans)
-    if (len(spans), content_bytes) != (state.fragments, state.content_bytes):
-        return state
-    return state.with_all_uncounted(spans)
-
-
 def _update(
     spec: TableSpec,
     planned: PlannedPartition,
@@ -574,7 +481,7 @@ def _update(
     created: int,
 ) -> PartitionUpdate | None:
     """`before` with those of `counts` that it does not hold; None if it holds all."""
-    state = _recalled(planned, before)
+    state = before
     rows_added: int | None = 0
     for fragment, counted in counts.items():
         # Another registrar, or an earlier tick that died before its cursor was stored, has added

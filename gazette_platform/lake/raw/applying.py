@@ -1,24 +1,10 @@
-"""Table specs on their way into the folder: what speaks against them, and how they get there.
+"""Table specs on their way into their folder: what is wrong with them, how they get there, and when a table is made again.
 
 Nothing is written before a whole set of specs is found good; each file then takes its place at once.
 
-Make a raw table again if it cannot follow a change of its spec. No file is deleted.
-
-The entries of the metastore are dropped, and the sensor registers all fragments again that brokers list. Rows that no
-broker lists any more, such as those of a deleted journal, would not come back. Such a table is left alone.
-
-Fragments of an hour in which their journal changed its store: brought to where the rest of it lies.
-
-A Hive partition has one location. When a journal goes over to another store in the middle of an hour,
-the fragments after that point lie in the same directory of the other store, where engines do not
-look. They are copied beside the others, under their own names: brokers that still list the first store
-see the same fragment twice and use one. Nothing is moved or deleted, and hours to come are registered
-where they lie.
-
-Accounts of a raw table for journals that hold what they held, though they were created again.
-
-So it is when etcd was set up again from a listing of specs: their numbers are others (`protocol.identity`), and fragments
-are those that were registered. Nothing here proves it: a person says so.
+If a raw table cannot follow a change of its spec, its entries in the metastore are dropped, and the sensor registers all
+fragments again that brokers list. No file is deleted. Rows that no broker lists any more, such as those of a deleted journal,
+would not come back: such a table is left alone.
 """
 
 from __future__ import annotations
@@ -26,21 +12,18 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from gazette_platform.errors import (
     GazetteError,
     LakeError,
     SchemaMismatch,
-    StoreError,
     ValidationError,
 )
-from gazette_platform.hive import partition_name
-from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import directory_of, require_codec
+from gazette_platform.lake.raw.planning import require_codec
 from gazette_platform.lake.raw.tables import LAYOUT, TABLE, evolved_table, table_definition
 from gazette_platform.lake.raw.views import VIEW_OF
 from gazette_platform.lake.reading.check import check_sample
@@ -49,9 +32,7 @@ from gazette_platform.lake.spec.layout import (
     Layout,
     expected_layout,
     expected_location,
-    is_same_location,
     partition_columns,
-    require_location,
 )
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.lake.spec.table_spec import TableSpec, read_table_spec
@@ -61,10 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
-    from gazette_platform.lake.reading.storage import Storage, StoreFiles
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.raw.partition_state import PartitionState
     from gazette_platform.lake.spec.layout import StoreRoots
-    from gazette_platform.protocol import Fragment, JournalSpec
+    from gazette_platform.protocol import JournalSpec
 
 _SUFFIXES = (".yaml", ".yml")
 _JOURNALS_TOLD_MAX = 5
@@ -367,15 +348,6 @@ def stored_entry(entries: Sequence[HiveTable]) -> HiveTable | None:
     return next((entry for entry in entries if LAYOUT in entry.parameters), None)
 
 
-def held_states(session: MetastoreSession, table: HiveTable) -> list[PartitionState]:
-    """Return the accounts of all Hive partitions of a table, or of one without.
-
-    Raises: LakeError: they cannot be read.
-    """
-    holders = session.partitions(table) if table.partition_columns else [table]
-    return [PartitionState.from_parameters(each.parameters) for each in holders]
-
-
 class HeldNow(NamedTuple):
     """What brokers hold of a journal."""
 
@@ -415,127 +387,3 @@ def drop_entries(session: MetastoreSession, entries: Sequence[HiveTable]) -> Non
         with session.accounts_lock(entry.database, entry.name) as lock:
             lock.require()
             session.drop_table(entry.database, entry.name)
-
-
-@final
-class Cutover:
-    """Copies fragments between the stores of their journals.
-
-    Args:
-        storage: reaches the files.
-        roots: where stores lie for engines.
-        stores: URLs of the stores in each journal's spec.
-    """
-
-    def __init__(
-        self, storage: Storage, roots: StoreRoots, stores: Mapping[str, Sequence[str]]
-    ) -> None:
-        self._storage = storage
-        self._roots = roots
-        self._stores = stores
-
-    def bring(self, table: str, key: str, fragment: Fragment, location: str) -> None:
-        """Have the file of `fragment` at `location`, that of its Hive partition. Idempotent.
-
-        Args:
-            table: its name, for messages.
-            key: of the Hive partition, for messages.
-
-        Raises: PartitionConflict: no store of the journal has its directory there. StoreError: the
-            file cannot be copied; it is tried again.
-        """
-        directory = directory_of(fragment)
-        found = self._roots.location(fragment.backing_store, directory)
-        if is_same_location(found, location):
-            return
-        target = self._store_at(fragment, directory, location)
-        if target is None:
-            require_location(table, key, location, found)
-            return
-        path = fragment.content_path
-        source = self._storage.files(fragment.backing_store)
-        size = source.size(path)
-        if target.exists(path) and target.size(path) == size:
-            return
-        target.take(source, path)
-        if target.size(path) != size:
-            raise StoreError(
-                f"the copy of {path} at {location} has another size; it is tried again"
-            )
-
-    def _store_at(self, fragment: Fragment, directory: str, location: str) -> StoreFiles | None:
-        for store in self._stores.get(fragment.journal, ()):
-            try:
-                place = self._roots.location(store, directory)
-            except GazetteError:
-                continue  # a folder that only brokers know
-            if is_same_location(place, location):
-                return self._storage.files(store)
-        return None
-
-
-_BATCH: Final = 100
-
-
-def adopt_journals(
-    session: MetastoreSession,
-    table: HiveTable,
-    created: Mapping[str, int],
-    *,
-    is_dry_run: bool = False,
-) -> int:
-    """Have accounts belong to the journals that have the names now. Idempotent.
-
-    Args:
-        table: as the metastore has it.
-        created: by name, which journals there are.
-        is_dry_run: change nothing.
-
-    Returns: how many accounts belonged to others, or did not say.
-    Raises: GazetteError: the metastore cannot be reached; what was done before is found done.
-    """
-    if not table.partition_columns:
-        return _adopt_table(session, table, created, is_dry_run=is_dry_run)
-    keys = [column.name for column in table.partition_columns]
-    names = [
-        partition_name(keys, one.values)
-        for one in session.partitions(table)
-        if _adopted(one.parameters, created) is not None
-    ]
-    for start in range(0, 0 if is_dry_run else len(names), _BATCH):
-        with session.accounts_lock(table.database, table.name) as lock:
-            changed: list[HivePartition] = []
-            for one in session.partitions_named(table, names[start : start + _BATCH]):
-                parameters = _adopted(one.parameters, created)
-                if parameters is not None:
-                    changed.append(replace(one, parameters=parameters))
-            if changed:
-                lock.require()
-                session.alter_partitions(table, changed)
-    return len(names)
-
-
-def _adopt_table(
-    session: MetastoreSession, table: HiveTable, created: Mapping[str, int], *, is_dry_run: bool
-) -> int:
-    with session.accounts_lock(table.database, table.name) as lock:
-        current = session.table(table.database, table.name)
-        if current is None:
-            raise LakeError(f"table {table.full_name} was dropped meanwhile")
-        parameters = _adopted(current.parameters, created)
-        if parameters is None:
-            return 0
-        if not is_dry_run:
-            lock.require()
-            session.alter_table(replace(current, parameters=parameters))
-    return 1
-
-
-def _adopted(parameters: Mapping[str, str], created: Mapping[str, int]) -> dict[str, str] | None:
-    """Parameters whose account belongs to the journal of now; None: it does, or holds nothing."""
-    state = PartitionState.from_parameters(parameters)
-    now = created.get(state.journal, 0)
-    is_theirs = state.created and not is_another(state.created, now)
-    if not now or not state.ranges or is_theirs:
-        return None
-    return state.created_again(now).within(parameters)

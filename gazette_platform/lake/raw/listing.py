@@ -10,16 +10,19 @@ Files in the directories of a journal's Hive partitions: what engines will read.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, StoreError, ValidationError
 from gazette_platform.lake.raw.overlaps import lowered
 from gazette_platform.lake.raw.planning import JournalCursor, Page
+from gazette_platform.lake.spec.layout import directory_of
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
+    from gazette_platform.lake.raw.partition_state import PartitionState
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.reading.storage import Storage
     from gazette_platform.protocol import Fragment
@@ -28,6 +31,7 @@ HOLES_LOOKED_MAX: Final = 4
 """Of a journal, in one tick."""
 _HOLE_PAGE: Final = 100
 _SEARCH_PAGE: Final = 16
+_LISTED_PAGE: Final = 1000
 # A search widens 16-fold and then halves: far more steps than 2**63 offsets need.
 _SEARCH_STEPS_MAX: Final = 128
 _SEARCH_FIRST_BYTES: Final = 1 << 20
@@ -211,6 +215,35 @@ def nearest_before(source: FragmentSource, journal: str, offset: int) -> Fragmen
         except StopIteration as end:
             found: Fragment | None = end.value
             return found
+
+
+def listed_in(
+    source: FragmentSource, journal: str, directory: str, state: PartitionState, pages_max: int = 0
+) -> list[Fragment] | None:
+    """Return the stored fragments that brokers list in a directory, among the bytes of its account.
+
+    Args:
+        source: lists fragments.
+        journal: its name.
+        directory: below the prefix of its store.
+        state: the account of the directory's Hive partition.
+        pages_max: pages to ask for; 0: all.
+
+    Returns: in the order of offsets; None: there are more pages.
+    Raises: GazetteError: brokers cannot list it.
+    """
+    found: list[Fragment] = []
+    begin = state.ranges[0][0] if state.ranges else 0
+    end = state.ranges[-1][1] if state.ranges else 0
+    for number in count():
+        if number == pages_max > 0:
+            return None
+        page = source.fragments(journal, begin, _LISTED_PAGE)
+        found += [f for f in page if f.backing_store and directory_of(f) == directory]
+        if len(page) < _LISTED_PAGE or page[-1].begin >= end:
+            break
+        begin = page[-1].begin + 1
+    return found
 
 
 def _search(offset: int) -> Generator[int, Sequence[Fragment], Fragment | None]:

@@ -10,7 +10,9 @@ all the same, and noted: the rows of the Hive partition are unknown until it is 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import LakeError
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 _STATE = "gazette.state"
 _VERSION = 1
-# Of a state that is kept in numbered parts, which earlier releases do not know.
+# Of a state that is kept in numbered parts.
 _VERSION_IN_PARTS = 2
 # Names that Hive, Trino and Spark read as statistics.
 _FIGURES = frozenset({"numFiles", "numRows", "totalSize"})
@@ -76,8 +78,8 @@ class PartitionState:
     stored_bytes: int | None = 0
     """Size of the files; None if they are not on this machine."""
     rows_known: int | None = 0
-    """While `rows` is None: lines of all fragments but those in `uncounted`; None: not known either, as
-    former releases left it."""
+    """While `rows` is None: lines of all fragments except those in `uncounted`; None: not known either, since
+    there are too many to be counted."""
     uncounted: tuple[Uncounted, ...] = ()
     """Fragments whose rows are not known."""
     moving: tuple[str, ...] = ()
@@ -124,8 +126,7 @@ class PartitionState:
                 rows=_known(raw["rows"]),
                 content_bytes=_number(raw["content_bytes"]),
                 stored_bytes=_known(raw["stored_bytes"]),
-                # Each field added later has a default, so accounts of former releases stay readable
-                # without a migration.
+                # Fields that are nearly always empty are left out then.
                 rows_known=_known(raw.get("rows_known")) if raw["rows"] is None else 0,
                 uncounted=tuple(_uncounted(*each) for each in raw.get("uncounted", ())),
                 moving=tuple(map(_text, raw.get("moving", ()))),
@@ -197,7 +198,8 @@ class PartitionState:
     def covers(self, begin: int, end: int) -> bool:
         """Whether bytes [begin, end) are in one range."""
         # Ranges are merged, so a fragment that two others cover together is covered, too.
-        return any(b <= begin and end <= e for b, e in self.ranges)
+        index = bisect_right(self.ranges, begin, key=itemgetter(0)) - 1
+        return index >= 0 and end <= self.ranges[index][1]
 
     def settles(self, begin: int, end: int) -> bool:
         """Whether nothing is to be done about a fragment: it is covered, or was set aside."""
@@ -332,17 +334,6 @@ class PartitionState:
             ),
         )
 
-    def with_all_uncounted(self, fragments: Iterable[tuple[int, int]]) -> PartitionState:
-        """The state with all its fragments to be counted again: a former release lost count of them."""
-        return replace(
-            self,
-            rows=None,
-            rows_known=0,
-            uncounted=tuple(Uncounted(b, e) for b, e in fragments),
-            unfit=(),
-            unfit_more=0,
-        )
-
     def without(
         self,
         begin: int,
@@ -378,8 +369,7 @@ class PartitionState:
         reduced = replace(
             self,
             ranges=tuple(merge_ranges(kept)),
-            # Never negative: accounts that a former release counted wrongly must not make a repair
-            # fail.
+            # Never negative: accounts that are wrong must not make a repair fail.
             fragments=max(0, self.fragments - 1),
             content_bytes=max(0, self.content_bytes - (end - begin)),
             stored_bytes=(
@@ -458,8 +448,7 @@ def _in_parts(text: str) -> dict[str, str]:
     if len(text) <= _CHARACTERS_MAX:
         return {_STATE: text}
     parts = [text[at : at + _CHARACTERS_MAX] for at in range(0, len(text), _CHARACTERS_MAX)]
-    # The head is in the usual parameter, so an older release sees a version that it does not know,
-    # and stops.
+    # The head is in the usual parameter: a reader that does not know parts sees another version, and stops.
     return {
         _STATE: json.dumps({"version": _VERSION_IN_PARTS, "parts": len(parts)}),
         **{f"{_STATE}.{number}": part for number, part in enumerate(parts, 1)},

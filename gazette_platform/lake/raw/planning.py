@@ -1,12 +1,9 @@
-"""Which Hive partitions new fragments belong to: decided here, purely; done in `registration`.
+"""Which Hive partitions new fragments belong to, and how far each journal is registered: decided purely.
 
-How far each journal of a table is registered, and what of it is still awaited: decided purely.
-
-A journal's cursor says where to go on, and which bytes before that are missing: *holes*. A hole is
-waited for, because another broker may still be uploading its fragment, but what follows it is
-registered all the same. It is given up when the fragment after it is as old as brokers let readers
-wait, or was pruned with all before it, and no sooner, so neither a slow store nor one bad file holds
-anything else up.
+A journal's cursor says where to go on, and which bytes before that are missing: *holes*. Registration waits for a hole,
+because another broker may still be uploading its fragment, but registers what follows all the same. It gives a hole up when
+the fragment after it is as old as brokers let readers wait, or when all before that fragment was pruned. It does so no
+sooner, so neither a slow store nor one bad file delays anything else.
 
 Times are those of fragments, never a clock's, so the cursor's text is the same for the same progress.
 """
@@ -14,13 +11,18 @@ Times are those of fragments, never a clock's, so the cursor's text is the same 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import GazetteError, LakeError, ValidationError
-from gazette_platform.lake.raw.set_aside import home_directory
-from gazette_platform.lake.spec.layout import Layout, PartitionColumn, StoreRoots, partition_key
+from gazette_platform.lake.spec.layout import (
+    Layout,
+    PartitionColumn,
+    StoreRoots,
+    home_directory,
+    partition_key,
+)
 from gazette_platform.protocol import CompressionCodec, Fragment
 from gazette_platform.protocol.ranges import subtract_ranges
 
@@ -176,11 +178,6 @@ def _place(
     return values, _Home(fragment.journal, directory, location)
 
 
-def directory_of(fragment: Fragment) -> str:
-    """The fragment's directory below the prefix of its store."""
-    return fragment.content_path.rpartition("/")[0]
-
-
 def _require_one_place(known: _Home | None, home: _Home) -> None:
     # Typing a key can make two directories one value, such as `hour=5` and `hour=05`. A Hive
     # partition has one location, so engines would skip one of them.
@@ -198,7 +195,7 @@ HOLES_MAX: Final = 32
 JUMP_AGE_S: Final = 6 * 3600
 """Seconds, as in `fragment.index`: brokers let readers jump a hole when what follows is this old."""
 
-_VERSION = 2
+_VERSION = 3
 _Range = tuple[int, int]
 
 
@@ -236,33 +233,23 @@ class JournalCursor:
             begin < fragment.end and fragment.begin < end for begin, end in self.holes
         )
 
-    def to_json(self) -> Any:
-        """An offset alone if there is no more to say, else a list; within an object if the journal is known."""
-        # Only the outer form has the identity, so the inner forms stay those of former releases.
-        if self.created:
-            return {"at": replace(self, created=0).to_json(), "created": self.created}
-        if self.last is None and not self.holes:
-            return self.offset
-        stored_at = [self.stored_at] if self.stored_at is not None else []
-        return [self.offset, self.last, *stored_at, *(list(hole) for hole in self.holes)]
+    def to_json(self) -> list[Any]:
+        """As JSON values."""
+        return [self.offset, self.last, self.stored_at, self.created, *map(list, self.holes)]
 
     @classmethod
     def from_json(cls, raw: Any) -> JournalCursor:
-        """The cursor whose `to_json` was `raw`, or an offset as older releases wrote it.
+        """The cursor whose `to_json` was `raw`.
 
-        Raises: ValueError, TypeError, KeyError: neither.
+        Raises: ValueError, TypeError: it is none.
         """
-        if isinstance(raw, dict):
-            return replace(cls.from_json(raw["at"]), created=int(raw["created"]))
-        if isinstance(raw, int):
-            return cls(raw)
-        offset, last, *holes = raw
-        stored_at = holes.pop(0) if holes and isinstance(holes[0], int) else None
+        offset, last, stored_at, created, *holes = raw
         return cls(
             int(offset),
             None if last is None else int(last),
             tuple((int(begin), int(end)) for begin, end in holes),
-            stored_at,
+            None if stored_at is None else int(stored_at),
+            int(created),
         )
 
 
@@ -274,24 +261,13 @@ class RegistrationCursor:
     tables: Mapping[str, Mapping[str, JournalCursor]] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text: str | None) -> RegistrationCursor:
-        """The cursor whose `dump` was `text`, also one of the first version; empty for None.
-
-        Raises: ValidationError: not a cursor of a version known here; says how to reset it.
-        """
-        if not text:
-            return cls()
-        try:
-            raw = json.loads(text)
-        except ValueError as err:
-            raise no_cursor(text) from err
-        return cls.from_json(raw)
-
-    @classmethod
     def from_json(cls, raw: Any) -> RegistrationCursor:
-        """The cursor whose `to_json` was `raw`; raises as `parse` does."""
+        """The cursor whose `to_json` was `raw`.
+
+        Raises: ValidationError: not a cursor of the version known here; says how to reset it.
+        """
         try:
-            if raw["version"] not in (1, _VERSION):
+            if raw["version"] != _VERSION:
                 raise ValidationError(f"cursor has version {raw['version']}", path="cursor")
             return cls(
                 {
@@ -311,10 +287,6 @@ class RegistrationCursor:
                 for table, journals in self.tables.items()
             },
         }
-
-    def dump(self) -> str:
-        """The cursor as text, in one canonical form."""
-        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
 
 
 def no_cursor(text: str) -> ValidationError:

@@ -11,13 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.raw.accounting import Accountant, PartitionAccount, PartitionUpdate
-from gazette_platform.lake.raw.accounts import held_behind, held_of_former
-from gazette_platform.lake.raw.applying import Cutover, problems_with_journals
+from gazette_platform.lake.raw.accounting import Accountant, PartitionUpdate
+from gazette_platform.lake.raw.accounts import (
+    AccountBook,
+    PartitionAccount,
+    held_beyond,
+    held_of_former,
+)
+from gazette_platform.lake.raw.applying import problems_with_journals
+from gazette_platform.lake.raw.counting import Cutover
 from gazette_platform.lake.raw.listing import (
     JournalListing,
     SweepPoint,
@@ -31,12 +37,10 @@ from gazette_platform.lake.raw.planning import (
     JournalCursor,
     Limits,
     advance,
-    directory_of,
     make_plan,
     require_codec,
 )
-from gazette_platform.lake.raw.prunes.verdict import Break, is_broken
-from gazette_platform.lake.raw.set_aside import is_aside
+from gazette_platform.lake.raw.reconcile import Break, is_broken
 from gazette_platform.lake.raw.tables import (
     LAYOUT,
     ensure_table,
@@ -48,16 +52,21 @@ from gazette_platform.lake.raw.views import ensure_plain_view
 from gazette_platform.lake.reading.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.lake.reading.storage import Storage
-from gazette_platform.lake.spec.layout import Layout, StoreRoots, partition_columns
+from gazette_platform.lake.spec.layout import (
+    Layout,
+    StoreRoots,
+    directory_of,
+    is_aside,
+    partition_columns,
+)
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, is_another, learned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
-    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake.reading.findings import Finding
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.table_spec import TableSpec
@@ -65,14 +74,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import Fragment, JournalSpec
 
 _SAMPLES_MAX = 5
-
-
-class Metastore(Protocol):
-    """Opens sessions: `MetastoreClient`, or a stand-in for it."""
-
-    def connect(self) -> AbstractContextManager[MetastoreSession]:
-        """A session for the length of a scope."""
-        ...
 
 
 @final
@@ -227,13 +228,14 @@ class Registrar:
             created = self._source.created(spec.label_selector)
             # Identity first: offsets of two journals of one name do not compare, so no other step
             # may use them.
-            if table is not None and LAYOUT in table.parameters:
-                self._refuse_former(session, spec, table, listed, created, report, is_over)
             if table is not None:
-                self._go_back(session, spec, table, listed, report, is_over)
+                book = AccountBook(session, table)
+                if LAYOUT in table.parameters:
+                    self._refuse_former(book, spec, listed, created, report, is_over)
+                self._go_back(book, spec, listed, report, is_over)
                 report.errors += _codec_errors(journals)
             for journal, listing in listed.items():
-                # One that is gone by now, or that a former release recorded, stays what it was.
+                # A journal that is gone by now stays what it was.
                 if not listing.is_refused and created.get(journal):
                     now = learned(listing.cursor.created, created[journal])
                     listing.cursor = replace(listing.cursor, created=now)
@@ -313,9 +315,8 @@ class Registrar:
 
     def _refuse_former(  # noqa: PLR0917
         self,
-        session: MetastoreSession,
+        book: AccountBook,
         spec: TableSpec,
-        table: HiveTable,
         listed: dict[str, JournalListing],
         created: Mapping[str, int],
         report: TableReport,
@@ -326,7 +327,7 @@ class Registrar:
             kept, now = listing.cursor.created, created.get(journal, 0)
             if listing.error is not None or not now or (kept and not is_another(kept, now)):
                 continue
-            end = held_of_former(session, spec, table, journal, kept, now)
+            end = held_of_former(book, journal, kept, now)
             if end is None:
                 # No account holds the former journal, so its offsets are free. Begin at zero, as
                 # for a journal that is new.
@@ -345,11 +346,10 @@ class Registrar:
                 f"forget them; if it holds what it held, `gazctl lake repair --same {spec.name}` keeps them"
             )
 
-    def _go_back(  # noqa: PLR0917
+    def _go_back(
         self,
-        session: MetastoreSession,
+        book: AccountBook,
         spec: TableSpec,
-        table: HiveTable,
         listed: dict[str, JournalListing],
         report: TableReport,
         is_over: Callable[[], bool],
@@ -363,7 +363,7 @@ class Registrar:
                 continue
             # Brokers may also list less because a store is away. Accounts that still hold more
             # forbid a restart.
-            end = held_behind(session, spec, table, journal, listing.ends_at)
+            end = held_beyond(book, journal, listing.ends_at)
             if end is None:
                 listed |= self._list({journal: JournalCursor()}, is_over)
                 report.has_more |= listed[journal].has_more

@@ -19,19 +19,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
-from gazette_platform.lake.raw.listing import JournalFiles, journal_files
+from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.lake.raw.listing import JournalFiles, journal_files, listed_in
 from gazette_platform.lake.raw.overlaps import Span, chain
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import JournalCursor, directory_of
+from gazette_platform.lake.raw.planning import JournalCursor
+from gazette_platform.lake.raw.reconcile import reconcile
 from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN, FragmentContent
 from gazette_platform.lake.reading.storage import Storage
-from gazette_platform.lake.spec.layout import PartitionColumn, partition_key
+from gazette_platform.lake.spec.layout import directory_of
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gazette_platform.hive import HeldLock, HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.reading.findings import Finding
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
@@ -131,6 +133,7 @@ class Repairer:
         # An audit made the findings minutes ago. Files may have moved and brokers may list others,
         # so each is judged again here.
         repair = Repair()
+        book = AccountBook(session, table)
         targets = [f for f in findings if f.excluded]
         for journal in dict.fromkeys(f.journal for f in targets):
             if is_over():
@@ -138,16 +141,15 @@ class Repairer:
             mine = [f for f in targets if f.journal == journal]
             try:
                 cursor = cursors.get(journal, JournalCursor())
-                self._repair_journal(session, table, mine, cursor, repair, is_over)
+                self._repair_journal(book, mine, cursor, repair, is_over)
             except (StatusError, TransportError) as err:
                 # Brokers cannot list it right now; what was moved before is reported all the same.
                 repair.waiting |= {f.path: f"it is not moved now: {err}" for f in mine}
         return repair
 
-    def _repair_journal(  # noqa: PLR0917
+    def _repair_journal(
         self,
-        session: MetastoreSession,
-        table: HiveTable,
+        book: AccountBook,
         targets: Sequence[Finding],
         cursor: JournalCursor,
         repair: Repair,
@@ -162,7 +164,7 @@ class Repairer:
             # What begins after the last fragment listed is for the next round.
             within = [f for f in left if reach is None or f.end <= reach] or left[:1]
             left = [f for f in left if f not in within]
-            if not self._repair_within(session, table, within, now, repair, is_over):
+            if not self._repair_within(book, within, now, repair, is_over):
                 return
 
     def _look(self, targets: Sequence[Finding], cursor: JournalCursor) -> tuple[_Now, int | None]:
@@ -186,10 +188,9 @@ class Repairer:
         )
         return now, reach
 
-    def _repair_within(  # noqa: PLR0917
+    def _repair_within(
         self,
-        session: MetastoreSession,
-        table: HiveTable,
+        book: AccountBook,
         targets: Sequence[Finding],
         now: _Now,
         repair: Repair,
@@ -225,9 +226,7 @@ class Repairer:
             # Compare before taking the lock: reading gigabytes would outlast its lease.
             rows = self._rows_of_twin(fragment, target, covers, repair, is_over, is_first=is_first)
             if rows is not None:
-                with session.accounts_lock(table.database, table.name) as lock:
-                    accounts = _Accounts.read(session, table, target, lock)
-                    self._move(accounts, fragment, rows, covers, now, repair)
+                self._move(book, target, fragment, rows, covers, now, repair)
         return True
 
     def _rows_of_twin(
@@ -278,75 +277,61 @@ class Repairer:
 
     def _move(  # noqa: PLR0917
         self,
-        accounts: _Accounts,
+        book: AccountBook,
+        target: Finding,
         fragment: Fragment,
         rows: int,
         covers: Sequence[Fragment],
         now: _Now,
         repair: Repair,
     ) -> None:
-        target = accounts.target
         place = (target.directory, target.excluded)
-        # Whether the account counted this file cannot be looked up; it follows from what else the
-        # account counted.
-        beside = self._beside(target, accounts.state)
-        if beside is None:
-            repair.waiting[target.path] = (
-                f"it is not moved, because {target.directory} holds more fragments than are looked "
-                "through for whether its rows were counted: give the journal a path postfix"
-            )
-            return
-        state = accounts.without(fragment, rows, now.files.sizes[place], now, beside)
-        # First the accounts: if this ends here, the next time finds them done. Of a store that takes its time
-        # for it, and that audits do not list, they say what was begun.
-        here = now.files.fragments
-        left = tuple(n for n in state.moving if (place[0], n) in here and n != place[1])
-        is_begun = place[1] in state.moving
-        is_local = self._storage.is_local(fragment.backing_store)
-        begun = left if is_local else (*left, place[1])
-        state = replace(state, moving=left)
-        # Accounts first: a crash before the move leaves a file too many, which the next audit
-        # finds. In the other order rows would be counted that no file has.
-        accounts.write(replace(state, moving=begun))
-        try:
-            # Within the lock: a registrar that looked between both writes would count the file
-            # again.
-            moved = self._put_aside(fragment.backing_store, target, covers, is_begun=is_begun)
-        except (LakeError, StoreError) as err:
-            # If this fails, too, the next time finds the accounts done and the file to be moved.
-            with suppress(LakeError):
-                accounts.write(replace(accounts.state, moving=begun))
-            repair.waiting[target.path] = f"it is not moved now: {err}"
-            return
-        if not is_local:
-            with suppress(LakeError):  # else it is named for longer than need be
-                accounts.write(state)
+        with book.changing() as change:
+            entry = book.at([target.values]).get(target.values)
+            before = entry.state if entry is not None else PartitionState()
+
+            def put(state: PartitionState) -> None:
+                change.put([(entry, state)] if entry is not None else [])
+
+            # Whether the account counted this file cannot be looked up; it follows from what else the
+            # account counted.
+            beside = listed_in(self._source, target.journal, target.directory, before, _PAGES_MAX)
+            if beside is None:
+                repair.waiting[target.path] = (
+                    f"it is not moved, because {target.directory} holds more fragments than are looked "
+                    "through for whether its rows were counted: give the journal a path postfix"
+                )
+                return
+            state = _without(before, fragment, rows, now, place, beside)
+            # First the accounts: if this ends here, the next time finds them done. Of a store that takes its time
+            # for it, and that audits do not list, they say what was begun.
+            here = now.files.fragments
+            left = tuple(n for n in state.moving if (place[0], n) in here and n != place[1])
+            is_begun = place[1] in state.moving
+            is_local = self._storage.is_local(fragment.backing_store)
+            begun = left if is_local else (*left, place[1])
+            state = replace(state, moving=left)
+            # Accounts first: a crash before the move leaves a file too many, which the next audit
+            # finds. In the other order rows would be counted that no file has.
+            put(replace(state, moving=begun))
+            try:
+                # Within the lock: a registrar that looked between both writes would count the file
+                # again.
+                moved = self._put_aside(fragment.backing_store, target, covers, is_begun=is_begun)
+            except (LakeError, StoreError) as err:
+                # If this fails, too, the next time finds the accounts done and the file to be moved.
+                with suppress(LakeError):
+                    put(replace(before, moving=begun))
+                repair.waiting[target.path] = f"it is not moved now: {err}"
+                return
+            if not is_local:
+                with suppress(LakeError):  # else it is named for longer than need be
+                    put(state)
         del now.files.fragments[place]
+        key = book.key(target.values)
         repair.moved.append(
-            MovedFile(finding=target, key=accounts.key, target=moved, rows=rows, state=state)
+            MovedFile(finding=target, key=key, target=moved, rows=rows, state=state)
         )
-
-    def _beside(self, target: Finding, state: PartitionState) -> list[Fragment] | None:
-        """What brokers list, and the accounts hold, in the directory of `target`; None: too much.
-
-        Raises: StatusError, TransportError: brokers cannot list it.
-        """
-        found: list[Fragment] = []
-        begin = state.ranges[0][0] if state.ranges else 0
-        end = state.ranges[-1][1] if state.ranges else 0
-        for _ in range(_PAGES_MAX):
-            page = self._source.fragments(target.journal, begin, _LISTED_MAX)
-            found += [
-                f
-                for f in page
-                if f.backing_store
-                and directory_of(f) == target.directory
-                and state.covers(f.begin, f.end)
-            ]
-            if len(page) < _LISTED_MAX or page[-1].begin >= end:
-                return found
-            begin = page[-1].begin + 1
-        return None
 
     def _put_aside(
         self, store: str, target: Finding, covers: Sequence[Fragment], *, is_begun: bool
@@ -439,89 +424,39 @@ class _Now:
         return [self.listed[s.directory, s.name] for s in found]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Accounts:
-    """The accounts of the Hive partition of one file, and where they are kept."""
+def _without(  # noqa: PLR0917
+    state: PartitionState,
+    fragment: Fragment,
+    rows: int,
+    now: _Now,
+    place: tuple[str, str],
+    beside: Sequence[Fragment],
+) -> PartitionState:
+    """Accounts without `fragment`, if they counted it beside what brokers list.
 
-    session: MetastoreSession
-    table: HiveTable
-    target: Finding
-    state: PartitionState
-    partition: HivePartition | None
-    lock: HeldLock
-
-    @classmethod
-    def read(
-        cls, session: MetastoreSession, table: HiveTable, target: Finding, lock: HeldLock
-    ) -> _Accounts:
-        # It may have got columns since, and what is written back must have them, too.
-        table = session.table(table.database, table.name) or table
-        if not table.partition_columns:
-            state = PartitionState.from_parameters(table.parameters)
-            return cls(session, table, target, state, None, lock)
-        found = session.partitions_of(table, [target.values]).get(target.values)
-        parameters = found.parameters if found is not None else {}
-        state = PartitionState.from_parameters(parameters)
-        return cls(session, table, target, state, found, lock)
-
-    @property
-    def key(self) -> str:
-        """The key of the Hive partition."""
-        columns = [
-            PartitionColumn(key=c.name, column=c.name, type=c.type)
-            for c in self.table.partition_columns
-        ]
-        return partition_key(columns, self.target.values)
-
-    def without(
-        self,
-        fragment: Fragment,
-        rows: int,
-        stored_bytes: int,
-        now: _Now,
-        beside: Sequence[Fragment],
-    ) -> PartitionState:
-        """The accounts without `fragment`, if they counted it beside what brokers list.
-
-        Args:
-            beside: all that brokers list of its directory and the accounts hold. What these counted
-                beyond it was of files that others cover.
-        """
-        # Moving the file must not lower figures that never included it.
-        if not self.state.covers(fragment.begin, fragment.end):
-            return self.state  # such as one that brokers only ever listed elsewhere
-        # Accounts keep sums and no names. A surplus of exactly this file's size, or of more than
-        # it, says that it was counted.
-        more = self.state.fragments - len(beside)
-        more_bytes = self.state.content_bytes - sum(f.content_length for f in beside)
-        is_counted = (
-            more_bytes == fragment.content_length
-            if more == 1
-            else more > 1 and more_bytes > fragment.content_length
-        )
-        if not is_counted:
-            return self.state
-        # By files that exist, not by listings: other covered files are still in the directory,
-        # and engines read them.
-        left = [
-            span
-            for (directory, name), span in now.files.fragments.items()
-            if directory == self.target.directory and name != self.target.excluded
-        ]
-        return self.state.without(
-            fragment.begin, fragment.end, rows=rows, stored_bytes=stored_bytes, left=left
-        )
-
-    def write(self, state: PartitionState) -> None:
-        self.lock.require()
-        if self.partition is not None:
-            parameters = state.within(self.partition.parameters)
-            partition = replace(self.partition, parameters=parameters)
-            self.session.alter_partitions(self.table, [partition])
-        elif not self.table.partition_columns:
-            parameters = state.within(self.table.parameters)
-            self.session.alter_table(replace(self.table, parameters=parameters))
+    Args:
+        place: its directory and name.
+        beside: all that brokers list of its directory and the accounts hold. What these counted
+            beyond it was of files that others cover.
+    """
+    # Moving the file must not lower figures that never included it.
+    if not state.covers(fragment.begin, fragment.end):
+        return state  # such as one that brokers only ever listed elsewhere
+    # Accounts keep sums and no names. A surplus of exactly this file's size, or of more than
+    # it, says that it was counted.
+    more = reconcile(state, beside)
+    is_counted = (
+        more.surplus_bytes == fragment.content_length
+        if more.surplus == 1
+        else more.surplus > 1 and more.surplus_bytes > fragment.content_length
+    )
+    if not is_counted:
+        return state
+    # By files that exist, not by listings: other covered files are still in the directory,
+    # and engines read them.
+    left = [span for at, span in now.files.fragments.items() if at[0] == place[0] and at != place]
+    size = now.files.sizes[place]
+    return state.without(fragment.begin, fragment.end, rows=rows, stored_bytes=size, left=left)
 
 
 def _fragment(target: Finding, store: str) -> Fragment:

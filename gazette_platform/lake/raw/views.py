@@ -133,11 +133,7 @@ def excluded_digests(view: HiveTable) -> dict[str, str]:
     What is read through the view changes exactly when these do. If they are too many to be kept apart, one
     digest of all is under the name ``*``.
     """
-    text = view.parameters.get(_EXCLUDED)
-    if text is None:
-        # The view is of an earlier release.
-        sql = view.view_expanded
-        return {"*": _digest(sql)} if " WHERE " in sql else {}
+    text = view.parameters.get(_EXCLUDED, "{}")
     return {str(name): str(digest) for name, digest in json.loads(text).items()}
 
 

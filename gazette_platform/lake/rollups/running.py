@@ -59,9 +59,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
-    from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.rollups.planning import Covers, SliceCover
     from gazette_platform.lake.rollups.spec import RollupSpec

@@ -14,9 +14,9 @@ from gazette_platform.ops.text import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gazette_platform.hive import Metastore
     from gazette_platform.lake.dagster_web import DagsterWeb, LastRun, RedCheck
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
-    from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.rollups.planning import Plan
     from gazette_platform.lake.rollups.spec import RollupSpec
 

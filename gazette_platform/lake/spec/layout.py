@@ -6,6 +6,12 @@ a literal or a key. ``flights/origin=JFK/part=000`` with postfix ``date=2026-01-
 a fragment is the location of its Hive partition.
 
 The layout that journals' fragments will have, derived from their specs before any is persisted.
+
+A person may *set aside* a fragment's file. It then lies in the folder ``_aside`` of its journal, below that in the
+folders in which it lay before. Brokers list it there and serve it to readers, for whom nothing changes. Engines skip
+folders whose names begin with ``_``, and no Hive partition is in one. So a broker's listing shows what is aside; accounts
+note it, too, so that a listing which is older than the move changes nothing. The reason is in a *note*: a file beside it,
+whose name begins with a dot, which brokers skip.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 from urllib.parse import unquote
 
 from typing_extensions import override
@@ -407,3 +413,46 @@ def expected_location(journals: Sequence[JournalSpec], layout: Layout, roots: St
             "under `fragment.stores` of the journal's spec"
         )
     return roots.location(stores[0], layout.base)
+
+
+ASIDE: Final = "_aside"
+"""Name of the folder, in that of a journal, of files that were set aside."""
+
+
+def directory_of(fragment: Fragment) -> str:
+    """The fragment's directory below the prefix of its store."""
+    return fragment.content_path.rpartition("/")[0]
+
+
+def is_aside(fragment: Fragment) -> bool:
+    """Whether brokers list the fragment as one that was set aside."""
+    postfix = fragment.path_postfix
+    return postfix == ASIDE or postfix.startswith(f"{ASIDE}/")
+
+
+def aside_directory(journal: str, directory: str) -> str:
+    """Where files of a directory of a journal lie while they are aside.
+
+    >>> aside_directory("a/b", "a/b/date=2026-01-02"), aside_directory("a/b", "a/b")
+    ('a/b/_aside/date=2026-01-02', 'a/b/_aside')
+    """
+    return f"{journal}/{ASIDE}{directory[len(journal) :]}"
+
+
+def home_directory(fragment: Fragment) -> str:
+    """The directory of a fragment below the prefix of its store; of one that is set aside, its former one."""
+    directory = directory_of(fragment)
+    if not is_aside(fragment):
+        return directory
+    journal = fragment.journal
+    return journal + directory[len(journal) + 1 + len(ASIDE) :]
+
+
+def note_path(path: str) -> str:
+    """Where the note about a file is.
+
+    >>> note_path("a/b/_aside/0-9.gz")
+    'a/b/_aside/.0-9.gz.json'
+    """
+    directory, _, name = path.rpartition("/")
+    return f"{directory}/.{name}.json"

@@ -28,6 +28,7 @@ app = noun(
         "reprocess": "commands:reprocess",
         "flush": "commands:flush",
         "repair": "commands:repair",
+        "set-aside": "commands:set_aside",
         "quarantine": "commands:quarantine",
         "doctor": "commands:doctor",
     },

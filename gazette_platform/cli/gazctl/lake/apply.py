@@ -19,6 +19,7 @@ from gazette_platform.errors import GazetteError, JournalNotFound, LakeError, Va
 from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, SpecFolder, StoreRoots, TableSpec, read_spec_folder
 from gazette_platform.lake.inference.sampling import BrokerContent, served, spread
+from gazette_platform.lake.raw.accounts import AccountBook
 from gazette_platform.lake.raw.applying import (
     FolderFile,
     HeldNow,
@@ -26,7 +27,6 @@ from gazette_platform.lake.raw.applying import (
     drop_entries,
     entries_of,
     files_to_put,
-    held_states,
     problems_among,
     problems_with_data,
     problems_with_journals,
@@ -206,7 +206,7 @@ def _recreated(
     if stored is None:
         text = f"{spec.name} was not made from a table spec: drop or rename it, or rename the spec"
         return [ValidationError(text, path="--recreate")], None
-    states = held_states(session, stored)
+    states = [entry.state for entry in AccountBook(session, stored).every()]
     content = BrokerContent(client)
     held: dict[str, HeldNow] = {}
     for journal in dict.fromkeys(state.journal for state in states if state.ranges):

@@ -72,7 +72,6 @@ SampleBytes = Annotated[
         "--bytes", min=1024, help="Bytes to read at each of up to four places in a journal."
     ),
 ]
-_OF_RECORDS = "Records of typed tables"
 Output = Annotated[OutputFormat, typer.Option("-o", "--format", help="Output format.")]
 
 
@@ -320,7 +319,7 @@ def doctor(
     body("check").doctor(ctx, tables, output_format, spark=spark)
 
 
-def quarantine(
+def set_aside(
     ctx: typer.Context,
     table: Annotated[str | None, typer.Argument(autocompletion=complete_all_tables)] = None,
     files: list[str] | None = None,
@@ -331,13 +330,9 @@ def quarantine(
     restore: bool = False,
     list_aside: bool = False,
     dry_run: bool = False,
-    journal: Annotated[str, typer.Option(rich_help_panel=_OF_RECORDS)] = "",
-    begin: Annotated[int, typer.Option(min=0, rich_help_panel=_OF_RECORDS)] = 0,
-    reason: Annotated[str, typer.Option(rich_help_panel=_OF_RECORDS)] = "",
-    limit: Annotated[int, typer.Option(min=1, rich_help_panel=_OF_RECORDS)] = 20,
     output_format: Output = "table",
 ) -> None:
-    """Set files of a table aside so that queries skip them, or restore them.
+    """Set files of a raw table aside so that queries skip them, or restore them.
 
     Use it for a damaged file, or for one whose values spoil a table. The file moves to the folder `_aside` of its journal.
     Brokers still serve it there, so readers of the journal miss nothing. The table loses its rows at once, and
@@ -346,20 +341,15 @@ def quarantine(
     --unfit reads every fragment, as the check does, and sets aside those that are damaged or have records that do not fit.
     --restore registers a file again. Exits with 1 if a file could not be moved.
 
-    For a typed table, the command lists the quarantined records by journal and offset, each with its reason. -o json shows
-    whole records.
-
     **Examples**
 
-    gazctl lake quarantine shop.orders 0000000000000000-0000000000000034-….gz --why "see ticket 17"
+    gazctl lake set-aside shop.orders 0000000000000000-0000000000000034-….gz --why "see ticket 17"
 
-    gazctl lake quarantine shop.orders --unfit --dry-run
+    gazctl lake set-aside shop.orders --unfit --dry-run
 
-    gazctl lake quarantine --list -o json
+    gazctl lake set-aside --list -o json
 
-    gazctl lake quarantine shop.orders --restore 0000000000000000-0000000000000034-….gz
-
-    gazctl lake quarantine typed.orders --journal orders/region=eu --reason "no timestamptz" -o json
+    gazctl lake set-aside shop.orders --restore 0000000000000000-0000000000000034-….gz
 
     Options:
         TABLE: Table, as schema.table. With --list, all tables if you name none.
@@ -369,25 +359,8 @@ def quarantine(
         --restore: Restore files to the table instead.
         --list: List the files that are aside, and why.
         --dry-run: Show what would change, but change nothing.
-        --journal NAME: Only records of this journal.
-        --begin: First offset in that journal.
-        --reason TEXT: Only records whose reason contains this text.
-        --limit: Most records to list.
     """
-    if table is not None and not (files or unfit or restore or list_aside):
-        if begin and not journal:
-            raise ValidationError(
-                "is an offset of one journal: give --journal, too", path="--begin"
-            )
-        if body("quarantine").list_records(
-            table, tables, output_format, journal=journal, begin=begin, reason=reason, limit=limit
-        ):
-            return
-    if journal or begin or reason:
-        raise ValidationError(
-            "is about records of a typed table", path="--journal, --begin, --reason"
-        )
-    work = body("quarantine")
+    work = body("set_aside")
     if list_aside:
         if files or unfit or restore:
             raise ValidationError("goes with no FILE, --unfit or --restore", path="--list")
@@ -401,8 +374,7 @@ def quarantine(
         )
     if not files and not unfit:
         raise ValidationError(
-            "names the files (`gazctl lake check` and `$path` show them); records are listed of a typed table, by "
-            "its own name",
+            "names the files (`gazctl lake check` and `$path` show them); give one, or --unfit",
             path="FILE",
         )
     names = files or []
@@ -410,6 +382,40 @@ def quarantine(
         work.restore(ctx, table, names, tables, output_format, dry_run=dry_run)
         return
     work.set_aside(ctx, table, names, tables, output_format, unfit=unfit, why=why, dry_run=dry_run)
+
+
+def quarantine(
+    table: Annotated[str, typer.Argument(autocompletion=complete_typed_tables)],
+    *,
+    tables: Tables = None,
+    journal: str = "",
+    begin: Annotated[int, typer.Option(min=0)] = 0,
+    reason: str = "",
+    limit: Annotated[int, typer.Option(min=1)] = 20,
+    output_format: Output = "table",
+) -> None:
+    """List the records that a typed table rejected, by journal and offset, each with its reason.
+
+    -o json shows whole records. `gazctl lake reprocess` reads them again after you changed the spec.
+
+    **Examples**
+
+    gazctl lake quarantine typed.orders
+
+    gazctl lake quarantine typed.orders --journal orders/region=eu --reason "no timestamptz" -o json
+
+    Options:
+        TABLE: Typed table, as schema.table.
+        --journal NAME: Only records of this journal.
+        --begin: First offset in that journal.
+        --reason TEXT: Only records whose reason contains this text.
+        --limit: Most records to list.
+    """
+    if begin and not journal:
+        raise ValidationError("is an offset of one journal: give --journal, too", path="--begin")
+    body("quarantine").list_records(
+        table, tables, output_format, journal=journal, begin=begin, reason=reason, limit=limit
+    )
 
 
 def repair(
@@ -453,12 +459,12 @@ def repair(
     if pruned and same:
         raise ValidationError("goes without --pruned; give one of them", path="--same")
     if same:
-        body("quarantine").adopt(ctx, names or [], tables, dry_run=dry_run)
+        body("set_aside").adopt(ctx, names or [], tables, dry_run=dry_run)
         return
     if pruned:
-        body("quarantine").forget_pruned(ctx, names or [], tables, dry_run=dry_run)
+        body("set_aside").forget_pruned(ctx, names or [], tables, dry_run=dry_run)
         return
-    body("quarantine").repair(ctx, names or [], tables, dry_run=dry_run)
+    body("set_aside").repair(ctx, names or [], tables, dry_run=dry_run)
 
 
 def create(

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.client.read.extents import Extent, JournalSnapshot, snapshot_of
 from gazette_platform.errors import GazetteError, LakeError, ValidationError
-from gazette_platform.lake.raw.planning import directory_of
-from gazette_platform.lake.raw.set_aside import home_directory, is_aside
-from gazette_platform.lake.spec.layout import Layout, PartitionColumn, partition_columns
+from gazette_platform.lake.spec.layout import (
+    Layout,
+    PartitionColumn,
+    directory_of,
+    home_directory,
+    is_aside,
+    partition_columns,
+)
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import Fragment, JournalSpec, LabelSet, PathPostfixTemplate
 

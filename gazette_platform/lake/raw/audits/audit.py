@@ -12,22 +12,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.lake.raw.accounts import Accounts, read_accounts
-from gazette_platform.lake.raw.audits.listed import looked
+from gazette_platform.errors import GazetteError
+from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.lake.raw.audits.directories import LOOKED, Accounts, read_accounts
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
 from gazette_platform.lake.raw.overlaps import Span, choose, clusters, lowered, uncovered
-from gazette_platform.lake.raw.planning import JournalCursor, directory_of, is_readable
-from gazette_platform.lake.raw.set_aside import home_directory, is_aside
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.planning import JournalCursor, is_readable
+from gazette_platform.lake.raw.reconcile import reconcile
 from gazette_platform.lake.reading.findings import Finding
 from gazette_platform.lake.reading.storage import Storage
+from gazette_platform.lake.spec.layout import directory_of, home_directory, is_aside
 from gazette_platform.protocol import parse_fragment_path
 from gazette_platform.protocol.ranges import gaps_between
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.accounts import Place
+    from gazette_platform.lake.raw.audits.directories import Place
     from gazette_platform.lake.reading.findings import FindingKind
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
@@ -79,7 +82,6 @@ class Auditor:
     def audit(
         self,
         session: MetastoreSession,
-        spec: TableSpec,
         table: HiveTable,
         journal: str,
         *,
@@ -93,7 +95,6 @@ class Auditor:
 
         Args:
             session: the metastore.
-            spec: the table's spec.
             table: the table as the metastore has it.
             journal: one of the table's journals.
             begin: offset to begin at; lowered if a file spans it.
@@ -104,11 +105,10 @@ class Auditor:
 
         Raises: GazetteError: a server cannot be reached.
         """
+        book = AccountBook(session, table)
 
         def view_from(begin: int) -> _View:
-            return self._view(
-                session, spec, table, journal, begin, limit, known, lists_objects=lists_objects
-            )
+            return self._view(book, journal, begin, limit, known, lists_objects=lists_objects)
 
         view = view_from(begin)
         low = view.low(begin)
@@ -119,11 +119,9 @@ class Auditor:
                 view = wider
         return view.audit(journal, cursor)
 
-    def _view(  # noqa: PLR0917
+    def _view(
         self,
-        session: MetastoreSession,
-        spec: TableSpec,
-        table: HiveTable,
+        book: AccountBook,
         journal: str,
         begin: int,
         limit: int,
@@ -135,7 +133,7 @@ class Auditor:
         # Where nothing begins any more, the first fragment shows where the journal's files lie.
         anchors = listed or self._source.fragments(journal, 0, 1)
         reach = listed[-1].begin if len(listed) >= limit else None
-        accounts = read_accounts(session, spec, table, self._roots, journal, anchors, begin, reach)
+        accounts = read_accounts(book, self._roots, journal, anchors, begin, reach)
         overlaps = accounts.overlaps(begin, reach)
         doubtful = dict.fromkeys(
             [
@@ -279,16 +277,16 @@ def _not_as_listed(
     A fragment whose bytes smaller ones held before, in the same directory, is in no account: these say
     nothing of the overlap.
     """
-    held: dict[str, list[int]] = {}
+    held: dict[str, list[Fragment]] = {}
     for fragment in listed:
-        if fragment.backing_store and fragment.content_length:
-            held.setdefault(directory_of(fragment), []).append(fragment.content_length)
+        held.setdefault(directory_of(fragment), []).append(fragment)
     found: list[str] = []
     for place in accounts.places.values():
-        ranges, lengths = place.state.ranges, held.get(place.directory, [])
+        ranges = place.state.ranges
         if not ranges or ranges[0][0] < begin or (end is not None and ranges[-1][1] > end):
             continue  # brokers were not asked for all of it
-        if (place.state.fragments, place.state.content_bytes) != (len(lengths), sum(lengths)):
+        difference = reconcile(place.state, held.get(place.directory, ()))
+        if difference.missing or difference.surplus or difference.surplus_bytes:
             found.append(place.directory)
     return found
 
@@ -303,7 +301,7 @@ def _listed_in(directory: str, listed: Sequence[Fragment]) -> frozenset[str]:
 
 def _is_known(place: Place, listed: Sequence[Fragment]) -> bool:
     """Whether a directory held just what brokers list when it was listed, and nothing has changed since."""
-    return looked.is_known(place.location, (place.state, _listed_in(place.directory, listed)))
+    return LOOKED.is_known(place.location, (place.state, _listed_in(place.directory, listed)))
 
 
 def _note_well(accounts: Accounts, files: JournalFiles, listed: Sequence[Fragment]) -> None:
@@ -314,7 +312,7 @@ def _note_well(accounts: Accounts, files: JournalFiles, listed: Sequence[Fragmen
         place = accounts.places.get(directory)
         known = _listed_in(directory, listed)
         if place is not None and known == names:
-            looked.note(place.location, (place.state, known))
+            LOOKED.note(place.location, (place.state, known))
 
 
 _NOT_ASKED = "the sensor lists no object stores; execute the check to do so"
@@ -357,7 +355,7 @@ def _aside_findings(listed: Sequence[Fragment], accounts: Accounts) -> list[Find
                     is_error=False,
                     text=f"{fragment.journal}: bytes [{begin}, {end}) are aside: a person took file {path} "
                     "out of the table, so no query sees its rows, and readers of the journal do "
-                    "(`gazctl lake quarantine --list` says why; --restore takes it back)",
+                    "(`gazctl lake set-aside --list` says why; --restore takes it back)",
                 )
             )
     return found
@@ -375,10 +373,8 @@ def _registration_findings(
 ) -> list[Finding]:
     found: list[Finding] = []
     for fragment in listed:
-        if not fragment.backing_store or not fragment.content_length or cursor.wants(fragment):
-            continue
-        state = accounts.state_of(directory_of(fragment))
-        if is_aside(fragment) or (state and state.settles(fragment.begin, fragment.end)):
+        state = accounts.state_of(directory_of(fragment)) or PartitionState()
+        if cursor.wants(fragment) or not reconcile(state, [fragment]).missing:
             continue
         found.append(
             Finding(
@@ -554,3 +550,28 @@ def _overlap_findings(journal: str, spans: Iterable[Span], accounts: Accounts) -
             for begin, end in uncovered(cluster, kept)
         ]
     return found
+
+
+def audit_index(
+    session: MetastoreSession,
+    spec: TableSpec,
+    table: HiveTable,
+    source: FragmentSource,
+    roots: StoreRoots,
+    *,
+    on_error: Callable[[str, GazetteError], object] | None = None,
+) -> Iterator[Finding]:
+    """What differs between brokers' index, files and Hive partitions; as `fit.audit_table`."""
+    auditor = Auditor(source, roots)
+    for journal in source.journals(spec.label_selector):
+        begin: int | None = 0
+        while begin is not None:
+            try:
+                found = auditor.audit(session, table, journal.name, begin=begin, lists_objects=True)
+            except GazetteError as err:
+                if on_error is None:
+                    raise
+                on_error(journal.name, err)
+                break
+            yield from found.findings
+            begin = found.end

@@ -12,20 +12,20 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import GazetteError
+from gazette_platform.lake.raw.accounts import AccountBook
 from gazette_platform.lake.raw.applying import problems_with_journals
 from gazette_platform.lake.raw.audits.unfit_finding import partition_fit, table_finding
-from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor, bounded
-from gazette_platform.lake.raw.set_aside import is_aside
-from gazette_platform.lake.raw.tables import LAYOUT, is_current, text_columns
+from gazette_platform.lake.raw.tables import is_current, text_columns
 from gazette_platform.lake.reading.source import all_fragments
-from gazette_platform.lake.spec.layout import Layout, partition_columns, partition_key
+from gazette_platform.lake.spec.layout import is_aside
 from gazette_platform.protocol.ranges import subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.raw.partition_state import PartitionState
     from gazette_platform.lake.reading.findings import Finding
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.table_spec import TableSpec
@@ -192,7 +192,7 @@ def _look_at(standing: TableStanding, session: MetastoreSession, table: HiveTabl
             "the table is not as its spec says yet: see the ticks of the sensor `fragments`"
         )
     try:
-        standing.partitions = partition_standings(session, spec, table)
+        standing.partitions = partition_standings(session, table)
     except GazetteError as err:
         standing.problems.append(str(err))
     finding = standing.unfit_finding
@@ -200,22 +200,13 @@ def _look_at(standing: TableStanding, session: MetastoreSession, table: HiveTabl
         standing.problems.append(finding.text)
 
 
-def partition_standings(
-    session: MetastoreSession, spec: TableSpec, table: HiveTable
-) -> list[PartitionStanding]:
+def partition_standings(session: MetastoreSession, table: HiveTable) -> list[PartitionStanding]:
     """All Hive partitions of a table, or the table itself if it has none, by their accounts.
 
     Raises: GazetteError: the metastore broke off, or accounts cannot be read.
     """
-    layout = Layout.parse(table.parameters.get(LAYOUT, ""))
-    columns = partition_columns(spec, layout)
-    found: list[tuple[str, HivePartition | HiveTable]] = [("all", table)]
-    if columns:
-        found = [(partition_key(columns, p.values), p) for p in session.partitions(table)]
-    return [
-        PartitionStanding(key, each.location, PartitionState.from_parameters(each.parameters))
-        for key, each in found
-    ]
+    book = AccountBook(session, table)
+    return [PartitionStanding(e.key, e.location, e.state) for e in book.every()]
 
 
 STALLED_S: Final = 300

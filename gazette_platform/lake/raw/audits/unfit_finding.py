@@ -173,7 +173,7 @@ def _ways_on(spec: TableSpec, threshold: Threshold, blocked: Sequence[PartitionF
         raised = f"{most}%" if most < 100 else NEVER
     return (
         f"To go on: `unfit: {{block: {raised}}}` in the spec and `gazctl lake apply`; or correct the types; or "
-        f"`gazctl lake quarantine {spec.name} --unfit`. `gazctl lake check {spec.name}` shows all"
+        f"`gazctl lake set-aside {spec.name} --unfit`. `gazctl lake check {spec.name}` shows all"
     )
 
 

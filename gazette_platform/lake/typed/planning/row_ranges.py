@@ -15,8 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyiceberg.conversions import from_bytes
 from pyiceberg.types import LongType
 
-from gazette_platform.lake.raw.set_aside import home_directory
-from gazette_platform.lake.spec.layout import Layout, PartitionColumn
+from gazette_platform.lake.spec.layout import Layout, PartitionColumn, home_directory
 from gazette_platform.lake.spec.table_spec import Partition
 from gazette_platform.protocol.ranges import merge_ranges
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.client.read.extents import JournalSnapshot, snapshot_of
 from gazette_platform.errors import GazetteError, Suspended
-from gazette_platform.lake.raw.set_aside import is_aside
+from gazette_platform.lake.spec.layout import is_aside
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import LabelSelector, LabelSet, is_another
 

@@ -1,58 +1,48 @@
 """Accounts follow prunes: Hive partitions that lost fragments shrink, and those that lost all are dropped.
 
 A look takes some Hive partitions of one journal, in the order of time, and compares their accounts with what brokers
-list, which is one metastore call and a page or two. Only where these differ are directories listed, the proof of the
-store looked for, and what is left counted again; `verdict` then decides. Nothing is ever deleted but entries
-of the metastore, and those come back by the round over old fragments if the files do.
+list, which is one metastore call and a page or two. Only where `reconcile` finds lost bytes does it list the directory and
+look for the proof of the store; `judge` then decides, and what is left is counted again. Only entries of the metastore are
+ever deleted, and those come back by the round over old fragments if the files do.
 
 Dropping takes two steps, so that the caller can report Hive partitions before they are gone: a look
 empties the accounts, and `drop` drops what is empty, once its caller has reported that.
-
-Long because a look and what it asks of brokers and stores are read together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, LakeError, StoreError
-from gazette_platform.hive import HivePartition, partition_name
-from gazette_platform.lake.raw.accounting import PartitionAccount
-from gazette_platform.lake.raw.accounts import own_values
+from gazette_platform.lake.raw.accounts import COMMIT_MAX, AccountBook, Entry, PartitionAccount
 from gazette_platform.lake.raw.audits.fit import header_scanner
+from gazette_platform.lake.raw.counting import Recount
 from gazette_platform.lake.raw.listing import journal_files, nearest_before
 from gazette_platform.lake.raw.overlaps import in_time
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import directory_of
-from gazette_platform.lake.raw.prunes.recounting import Recount
-from gazette_platform.lake.raw.prunes.verdict import (
+from gazette_platform.lake.raw.reconcile import (
     Evidence,
     Files,
     is_emptied,
     judge,
-    lost_ranges,
     pruned_front,
+    reconcile,
 )
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.lake.reading.storage import Storage
-from gazette_platform.lake.spec.layout import (
-    Layout,
-    partition_columns,
-    partition_key,
-    plain_location,
-)
+from gazette_platform.lake.spec.layout import directory_of, plain_location
 from gazette_platform.protocol import LabelSelector, LabelSet, is_another, learned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.planning import JournalCursor
-    from gazette_platform.lake.raw.prunes.verdict import Break, Judgement
+    from gazette_platform.lake.raw.reconcile import Break, Judgement
     from gazette_platform.lake.reading.source import FragmentSource
-    from gazette_platform.lake.spec.layout import PartitionColumn, StoreRoots
+    from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment, JournalSpec
 
@@ -60,8 +50,6 @@ _PAGE: Final = 1000
 # Of one look; more only where the first Hive partition alone holds as many fragments.
 _PAGES_MAX: Final = 8
 _PAGES_OF_ONE_MAX: Final = 500
-# What is written under one lock, as in `accounting`.
-_COMMIT_MAX: Final = 50
 _PROOFS_MAX: Final = 5
 _TAIL: Final = 16
 # The first Hive partition may be of a journal whose name continues this journal's name.
@@ -156,13 +144,10 @@ class Shrinker:
         table = session.table(spec.schema, spec.stored_table)
         if table is None or LAYOUT not in table.parameters:
             return False
-        if not table.partition_columns:
-            return pruned_front(listed[0], PartitionState.from_parameters(table.parameters))
-        names = _names(session, spec, table, journal)
-        for found in session.partitions_named(table, names[:_FRONT]):
-            state = PartitionState.from_parameters(found.parameters)
-            if state.journal == journal:
-                return is_emptied(state) or pruned_front(listed[0], state)
+        book = AccountBook(session, table)
+        for entry in book.named(book.names(journal)[:_FRONT]):
+            if entry.state.journal == journal:
+                return is_emptied(entry.state) or pruned_front(listed[0], entry.state)
         return False
 
     def look(
@@ -198,12 +183,13 @@ class Shrinker:
         Raises: GazetteError: a server cannot be reached, or the journal cannot be listed. What was done before
             is found done.
         """
-        view = _View(self._source, self._roots, self._storage, spec, table, journal, cursor)
-        parts, following = self._parts(session, view, after)
-        # Nothing is locked here: judging lists stores, which may take minutes. `_write` compares
+        book = AccountBook(session, table)
+        view = _View(self._source, self._roots, self._storage, spec, book, journal, cursor)
+        parts, following = self._parts(book, journal.name, after)
+        # Nothing is locked here: judging lists stores, which may take minutes. `_shrink` compares
         # with what was judged.
         result = Look(following=following)
-        judged: list[tuple[_Part, Judgement]] = []
+        judged: list[tuple[Entry, Judgement]] = []
         for number, part in enumerate(parts):
             if number and is_over():
                 # Another look begins with it. One at least, so that a late one gets on, too.
@@ -222,18 +208,18 @@ class Shrinker:
                 if not number:
                     result.doubts.append(view.doubt(_TOO_MANY, [part]))
                 break
-            if lost_ranges(part.state, view.here(part)):
-                judged.append((part, view.judge(session, part, broken, is_confirmed=is_confirmed)))
+            if reconcile(part.state, view.here(part)).lost:
+                judged.append((part, view.judge(part, broken, is_confirmed=is_confirmed)))
         if is_dry_run:
             result.shrunk = sum(j.verdict in {"shrink", "empty"} for _, j in judged)
             return result
-        done = self._shrink(session, table, view, judged, result, is_over)
+        done = self._shrink(book, view, judged, result, is_over)
         for part in parts:
             state = done.get(part.name, part.state)
             if state.journal == journal.name:
-                result.note(view.account(part, state), is_changed=part.name in done)
+                result.note(part.account(state), is_changed=part.name in done)
         result.is_mended = broken is not None and view.lists_before(broken)
-        doubts: dict[str, list[_Part]] = {}
+        doubts: dict[str, list[Entry]] = {}
         for part, judgement in judged:
             if judgement.verdict == "doubt":
                 doubts.setdefault(judgement.reason, []).append(part)
@@ -254,145 +240,66 @@ class Shrinker:
         """
         if not table.partition_columns:
             return []
-        keys = [c.name for c in table.partition_columns]
+        book = AccountBook(session, table)
         gone: list[PartitionAccount] = []
-        for start in range(0, len(accounts), _COMMIT_MAX):
-            batch = {
-                partition_name(keys, a.values): a for a in accounts[start : start + _COMMIT_MAX]
-            }
-            with session.accounts_lock(table.database, table.name) as lock:
-                found = session.partitions_named(table, list(batch))
+        for start in range(0, len(accounts), COMMIT_MAX):
+            batch = accounts[start : start + COMMIT_MAX]
+            with book.changing() as change:
+                found = book.at(account.values for account in batch)
                 # A late fragment may have been registered since the look emptied the account.
                 # Dropping it would hide its rows.
-                filled = {
-                    p.values
-                    for p in found
-                    if not is_emptied(PartitionState.from_parameters(p.parameters))
-                }
-                names = [name for name, a in batch.items() if a.values not in filled]
-                if names:
-                    lock.require()
-                    session.drop_partitions(table, names)
-            gone += [batch[name] for name in names]
+                filled = {values for values, entry in found.items() if not is_emptied(entry.state)}
+                change.drop([entry for values, entry in found.items() if values not in filled])
+            gone += [account for account in batch if account.values not in filled]
         return gone
 
     # ------------------------------------------------------------------- reading
 
-    def _parts(
-        self, session: MetastoreSession, view: _View, after: str
-    ) -> tuple[list[_Part], str | None]:
+    def _parts(self, book: AccountBook, journal: str, after: str) -> tuple[list[Entry], str | None]:
         """The Hive partitions in turn, and the name of the last of them if there are more."""
-        table, journal = view.table, view.journal.name
-        if not table.partition_columns:
-            state = PartitionState.from_parameters(table.parameters)
-            whole = HivePartition(values=(), location=table.location, parameters=table.parameters)
-            return ([_Part("", whole, state)] if state.journal == journal else []), None
-        names = _names(session, view.spec, table, journal)
-        left = [name for name in names if not after or in_time(name) > in_time(after)]
+        left = [n for n in book.names(journal) if not after or in_time(n) > in_time(after)]
         chosen = left[: self._limits.partitions_max]
-        keys = [c.name for c in table.partition_columns]
-        found = {partition_name(keys, p.values): p for p in session.partitions_named(table, chosen)}
-        parts: list[_Part] = []
-        for name in chosen:
-            if name in found:
-                state = PartitionState.from_parameters(found[name].parameters)
-                if state.journal == journal:
-                    parts.append(_Part(name, found[name], state))
+        found = {entry.name: entry for entry in book.named(chosen)}
+        parts = [found[n] for n in chosen if n in found and found[n].state.journal == journal]
         return parts, chosen[-1] if len(left) > len(chosen) else None
 
     # ------------------------------------------------------------------- writing
 
-    def _shrink(  # noqa: PLR0917
+    def _shrink(
         self,
-        session: MetastoreSession,
-        table: HiveTable,
+        book: AccountBook,
         view: _View,
-        judged: Sequence[tuple[_Part, Judgement]],
+        judged: Sequence[tuple[Entry, Judgement]],
         result: Look,
         is_over: Callable[[], bool],
     ) -> dict[str, PartitionState]:
         """Change the accounts as judged. Returns: the new ones, by name of the Hive partition."""
-        wanted: dict[str, tuple[_Part, PartitionState]] = {}
+        wanted: list[tuple[Entry, PartitionState]] = []
         limit = self._limits.content_bytes_max
         recount = Recount(
-            self._content, view.sizes, limit, is_over, lambda: header_scanner(view.spec)
+            self._content, view.sizes, limit, is_over, scanner=lambda: header_scanner(view.spec)
         )
         for part, judgement in judged:
             if judgement.verdict == "empty":
-                wanted[part.name] = (part, PartitionState(journal=part.state.journal))
+                wanted.append((part, PartitionState(journal=part.state.journal)))
             elif judgement.verdict == "shrink":
                 created = learned(part.state.created, view.created)
-                state = recount.state(part.state, judgement.kept, part.partition.location, created)
-                # Accounts of former releases took the smallest of many holes for covered.
+                state = recount.state(part.state, judgement.kept, part.location, created)
                 if state is not None and state != part.state:
-                    wanted[part.name] = (part, state)
+                    wanted.append((part, state))
         result.is_complete = result.is_complete and recount.is_complete
         done: dict[str, PartitionState] = {}
-        items = list(wanted.items())
-        for start in range(0, len(items), _COMMIT_MAX):
-            done |= _write(session, table, dict(items[start : start + _COMMIT_MAX]))
+        for start in range(0, len(wanted), COMMIT_MAX):
+            batch = {part.name: (part, state) for part, state in wanted[start : start + COMMIT_MAX]}
+            with book.changing() as change:
+                # A registrar may have added a fragment since. Skip it: the next look judges again.
+                unchanged = [
+                    e for e in book.named(list(batch)) if e.state == batch[e.name][0].state
+                ]
+                change.put([(entry, batch[entry.name][1]) for entry in unchanged])
+            done |= {entry.name: batch[entry.name][1] for entry in unchanged}
         result.shrunk = len(done)
         return done
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A Hive partition, or a table that has none."""
-
-    name: str
-    partition: HivePartition
-    state: PartitionState
-
-
-def _write(
-    session: MetastoreSession, table: HiveTable, wanted: Mapping[str, tuple[_Part, PartitionState]]
-) -> dict[str, PartitionState]:
-    """Write new accounts of those Hive partitions whose accounts are still what was judged."""
-    done: dict[str, PartitionState] = {}
-    changed: list[HivePartition] = []
-    with session.accounts_lock(table.database, table.name) as lock:
-        # It may have got columns since, and what is written must have them, too.
-        current = session.table(table.database, table.name)
-        if current is None:
-            return {}
-        if not current.partition_columns:
-            ((name, (part, state)),) = wanted.items()
-            if PartitionState.from_parameters(current.parameters) == part.state:
-                lock.require()
-                parameters = state.within(current.parameters)
-                session.alter_table(replace(current, parameters=parameters))
-                done[name] = state
-            return done
-        keys = [c.name for c in current.partition_columns]
-        for found in session.partitions_named(current, list(wanted)):
-            name = partition_name(keys, found.values)
-            part, state = wanted[name]
-            # A registrar may have added a fragment since. Skip it: the next look judges again.
-            if PartitionState.from_parameters(found.parameters) == part.state:
-                changed.append(replace(found, parameters=state.within(found.parameters)))
-                done[name] = state
-        if changed:
-            lock.require()
-            session.alter_partitions(current, changed)
-    return done
-
-
-def _layout_of(table: HiveTable) -> Layout:
-    """Raises: LakeError: it is not a table of ours."""
-    if LAYOUT not in table.parameters:
-        raise LakeError(
-            f"table {table.full_name} was made by others, so nothing of it is forgotten: drop it, or give the table "
-            "spec another name"
-        )
-    return Layout.parse(table.parameters[LAYOUT])
-
-
-def _names(session: MetastoreSession, spec: TableSpec, table: HiveTable, journal: str) -> list[str]:
-    """Names of the Hive partitions that the journal may have, in the order of time."""
-    layout = Layout.parse(table.parameters[LAYOUT])
-    values = own_values(layout, partition_columns(spec, layout), journal)
-    return sorted(session.partition_names(table, values), key=in_time)
 
 
 @final
@@ -405,12 +312,11 @@ class _View:
         roots: StoreRoots,
         storage: Storage,
         spec: TableSpec,
-        table: HiveTable,
+        book: AccountBook,
         journal: JournalSpec,
         cursor: JournalCursor,
     ) -> None:
         self.spec = spec
-        self.table = table
         self.journal = journal
         self.sizes: dict[tuple[str, str], int] = {}
         found = source.created(LabelSelector(include=LabelSet.of(name=journal.name)))
@@ -420,8 +326,7 @@ class _View:
         self._roots = roots
         self._storage = storage
         self._cursor = cursor
-        self._layout = _layout_of(table)
-        self._columns: Sequence[PartitionColumn] = partition_columns(spec, self._layout)
+        self._book = book
         self._listed: dict[tuple[int, int], Fragment] = {}
         self._locations: dict[tuple[str, str], str] = {}
         self._by_location: dict[str, list[Fragment]] = {}
@@ -433,19 +338,9 @@ class _View:
         self._tail: list[Fragment] | None = None
         self._proofs: dict[str, Fragment | None] = {}
 
-    def account(self, part: _Part, state: PartitionState) -> PartitionAccount:
-        """The accounts of a Hive partition, as they are reported."""
-        return PartitionAccount(
-            key=partition_key(self._columns, part.partition.values),
-            values=part.partition.values,
-            location=part.partition.location,
-            journal=self.journal.name,
-            state=state,
-        )
-
-    def doubt(self, reason: str, parts: Sequence[_Part]) -> str:
+    def doubt(self, reason: str, parts: Sequence[Entry]) -> str:
         """Why what is gone of some Hive partitions is not forgotten."""
-        keys = [partition_key(self._columns, part.partition.values) for part in parts]
+        keys = [part.key for part in parts]
         more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
         return (
             f"{self.journal.name}: fragments of Hive partition {keys[0]}{more} are gone, but may not have been "
@@ -453,7 +348,7 @@ class _View:
             f"`gazctl lake repair --pruned {self.spec.name}` forgets them)"
         )
 
-    def reach(self, part: _Part, *, is_first: bool) -> bool:
+    def reach(self, part: Entry, *, is_first: bool) -> bool:
         """Have listed all of the bytes that a Hive partition holds. Returns: whether that was little enough.
 
         The first one of a look may hold half a million fragments, as a table without partition columns does, which
@@ -487,9 +382,9 @@ class _View:
                     self._locations[place] = plain_location(self._roots.location(*place))
                 self._by_location.setdefault(self._locations[place], []).append(f)
 
-    def here(self, part: _Part) -> list[Fragment]:
+    def here(self, part: Entry) -> list[Fragment]:
         """What brokers list, in the directory of a Hive partition, of the bytes that it holds."""
-        listed = self._by_location.get(plain_location(part.partition.location), ())
+        listed = self._by_location.get(plain_location(part.location), ())
         found = [f for f in listed if _touches(f.begin, f.end, part.state)]
         return sorted(found, key=lambda f: (f.begin, f.end))
 
@@ -498,25 +393,19 @@ class _View:
         first = self._first_listed(broken)
         return first is not None and first < broken.offset
 
-    def judge(
-        self,
-        session: MetastoreSession,
-        part: _Part,
-        broken: Break | None,
-        *,
-        is_confirmed: bool,
-    ) -> Judgement:
+    def judge(self, part: Entry, broken: Break | None, *, is_confirmed: bool) -> Judgement:
         """What is to become of a Hive partition that lost something."""
         store, directory = self._place(part)
         files = self._files(store, directory, part.state)
         evidence = Evidence(
-            proof=self._proof(session, store) if store else None,
+            proof=self._proof(store) if store else None,
             first=self._first_listed(broken),
             broken_at=broken.offset if broken is not None else None,
             is_confirmed=is_confirmed,
         )
         local = [span for span, f in self._listed.items() if not f.backing_store]
-        return judge(part.state, self.here(part), local, files, evidence)
+        here = self.here(part)
+        return judge(reconcile(part.state, here), here, local, files, evidence)
 
     def _first_listed(self, broken: Break | None) -> int | None:
         if self._first is None:
@@ -525,9 +414,9 @@ class _View:
             (f.begin for f in self._first if broken is None or broken.is_of_before(f)), None
         )
 
-    def _place(self, part: _Part) -> tuple[str, str]:
+    def _place(self, part: Entry) -> tuple[str, str]:
         """Store and directory of a Hive partition; empty: it is in no store of the journal."""
-        plain, name = plain_location(part.partition.location), self.journal.name
+        plain, name = plain_location(part.location), self.journal.name
         stores = [*self.journal.fragment.stores]
         stores += [f.backing_store for f in self._listed.values() if f.backing_store]
         for store in dict.fromkeys(stores):
@@ -556,7 +445,7 @@ class _View:
             {n: span for (_, n), span in found.fragments.items() if _touches(*span, state)}
         )
 
-    def _proof(self, session: MetastoreSession, store: str) -> Fragment | None:
+    def _proof(self, store: str) -> Fragment | None:
         """The furthest fragment that shows that a store is the one that it was; see `Evidence`."""
         base = self._base(store)
         if base not in self._proofs:
@@ -564,7 +453,7 @@ class _View:
             known.sort(key=lambda f: -f.begin)
             # The listing alone may be stale: brokers list files of a store that has gone until
             # their next refresh.
-            proofs = (f for f in known[:_PROOFS_MAX] if self._is_there(session, f))
+            proofs = (f for f in known[:_PROOFS_MAX] if self._is_there(f))
             self._proofs[base] = next(proofs, None)
         return self._proofs[base]
 
@@ -585,23 +474,16 @@ class _View:
             if f.backing_store and f.content_length and not cursor.wants(f)
         ]
 
-    def _is_there(self, session: MetastoreSession, fragment: Fragment) -> bool:
+    def _is_there(self, fragment: Fragment) -> bool:
         """Whether its accounts hold a fragment, and its file is in its store."""
         try:
-            texts = self._layout.match(directory_of(fragment))
-            values = tuple(c.value(t) for c, t in zip(self._columns, texts, strict=True))
-            state = PartitionState.from_parameters(self._parameters(session, values))
-            if not state.covers(fragment.begin, fragment.end):
+            values = self._book.place(directory_of(fragment))
+            entry = self._book.at([values]).get(values)
+            if entry is None or not entry.state.covers(fragment.begin, fragment.end):
                 return False
             return self._storage.files(fragment.backing_store).exists(fragment.content_path)
         except (LakeError, StoreError):
             return False
-
-    def _parameters(self, session: MetastoreSession, values: tuple[str, ...]) -> Mapping[str, str]:
-        if not self._columns:
-            return self.table.parameters
-        found = session.partitions_of(self.table, [values]).get(values)
-        return found.parameters if found is not None else {}
 
 
 def _touches(low: int, high: int, state: PartitionState) -> bool:

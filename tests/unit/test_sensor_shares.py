@@ -20,14 +20,14 @@ from gazette_platform.lake import LakeSettings
 from gazette_platform.sensors import fragments, fragments_sensors
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.prunes import RetentionState
-from gazette_platform.sensors.shards import SHARDS_MAX, Shard, epoch_of, shards
+from gazette_platform.sensors.shares import SENSORS_MAX, Share, epoch_of, shares
 
 pytestmark = pytest.mark.long
 
 TABLES = ["a", "b", "c", "d", "e", "f"]
 
 
-class Sharded(SensorPlatform):
+class Shared(SensorPlatform):
     """A platform with several sensors, each with its cursor, which its name keeps."""
 
     def __init__(self, tmp_path, instance):
@@ -55,7 +55,7 @@ class Sharded(SensorPlatform):
             self.store = store
 
     def states(self):
-        """What Dagster keeps of sensors, also of those that are no more."""
+        """What Dagster keeps of sensors, also of those that no longer exist."""
         return [
             SimpleNamespace(
                 instigator_name=name, sensor_instigator_data=SimpleNamespace(cursor=text)
@@ -71,36 +71,36 @@ class Sharded(SensorPlatform):
 def platform(tmp_path, monkeypatch):
     monkeypatch.setattr(fragments, "_HAND_OVER_S", 0)
     with new_instance() as instance:
-        made = Sharded(tmp_path, instance)
+        made = Shared(tmp_path, instance)
         # Only those that a daemon may run on keep states of sensors.
         monkeypatch.setattr(instance, "all_instigator_state", made.states)
         yield made
 
 
 def owner(table, count):
-    return next(shard.name for shard in shards(count) if shard.owns(f"s.{table}"))
+    return next(share.name for share in shares(count) if share.owns(f"s.{table}"))
 
 
 def tables_told(result):
     return {e.asset_key.path[-1] for e in result.asset_events if e.asset_key != SPECS_KEY}
 
 
-@given(st.text(min_size=1), st.integers(1, SHARDS_MAX))
+@given(st.text(min_size=1), st.integers(1, SENSORS_MAX))
 def test_each_table_has_one_sensor(table, count):
-    assert sum(shard.owns(table) for shard in shards(count)) == 1
-    assert Shard().owns(table)
+    assert sum(share.owns(table) for share in shares(count)) == 1
+    assert Share().owns(table)
 
 
 def test_tables_are_shared_out_evenly_and_as_they_always_were():
     names = [f"s.t{n}" for n in range(1000)]
-    found = Counter(shard.index for name in names for shard in shards(4) if shard.owns(name))
+    found = Counter(share.index for name in names for share in shares(4) if share.owns(name))
     assert all(200 < found[n] < 300 for n in range(4))
     # Another release, or process, must not give a table to another sensor: it would have two meanwhile.
-    owned = [next(s.index for s in shards(8) if s.owns(name)) for name in names[:12]]
+    owned = [next(s.index for s in shares(8) if s.owns(name)) for name in names[:12]]
     assert owned == [1, 1, 7, 1, 6, 3, 3, 7, 7, 6, 4, 0]
 
 
-@pytest.mark.parametrize("count", [0, -1, SHARDS_MAX + 1])
+@pytest.mark.parametrize("count", [0, -1, SENSORS_MAX + 1])
 def test_a_number_of_sensors_that_cannot_be_is_refused(count):
     with pytest.raises(ValidationError, match=f"{count} is not between 1 and 32"):
         fragments_sensors(count)
@@ -136,7 +136,7 @@ def test_a_spec_that_is_new_needs_no_reload(platform):
     assert all(numbers(platform.instance, table) == {"05": [1]} for table in TABLES[1:])
 
 
-def test_the_folder_is_told_of_by_one_and_a_refused_file_by_the_sensor_of_its_table(platform):
+def test_one_sensor_reports_the_folder_and_the_tables_sensor_a_refused_file(platform):
     for table in TABLES:
         platform.write_spec(table)
     (platform.tables / "a.yaml").write_text("name: s.a\nselector: [")
@@ -237,8 +237,8 @@ def newest(instance, table):
     return newest_evaluations(instance, [key])[key].passed
 
 
-def test_what_others_told_meanwhile_is_set_right(platform):
-    """A cursor of long ago says that green was told, and it is green again; but it was red in between."""
+def test_reports_of_others_meanwhile_are_corrected(platform):
+    """A cursor of long ago says that green was reported, and it is green again; but it was red in between."""
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     platform.ticks(1)
@@ -253,7 +253,7 @@ def test_what_others_told_meanwhile_is_set_right(platform):
     assert not of_folder
     records = platform.instance.fetch_materializations(SPECS_KEY, limit=1).records
     assert records[0].asset_materialization.metadata["refused"].value == {}
-    assert [epoch_of(platform.instance, shard) for shard in (Shard(), Shard(1, 2))] == [2, 3]
+    assert [epoch_of(platform.instance, share) for share in (Share(), Share(1, 2))] == [2, 3]
 
 
 def test_after_a_change_of_their_number_former_ticks_have_time_to_end(platform, monkeypatch):
@@ -261,7 +261,7 @@ def test_after_a_change_of_their_number_former_ticks_have_time_to_end(platform, 
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     platform.ticks(1)
-    assert numbers(platform.instance, "a") == {"05": [1]}  # none was there before
+    assert numbers(platform.instance, "a") == {"05": [1]}  # none existed before
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     for _ in range(2):
         for result in platform.ticks(2).values():
@@ -279,12 +279,12 @@ def test_that_brokers_once_listed_nothing_of_a_journal_is_passed_on(platform, mo
     """Else what is gone with a store that is away could be taken for a prune."""
 
     def broken(count):
-        found = [parts_of(platform.cursors[s.name]).get("retention", {}) for s in shards(count)]
+        found = [parts_of(platform.cursors[s.name]).get("retention", {}) for s in shares(count)]
         return {t: journals for each in found for t, journals in each.get("broken", {}).items()}
 
     for table in TABLES:
         platform.write_spec(table)
-    former = {"s.a": {"a/part=0": 9}, "s.b": {"b/part=0": 7, "b/part=1": 8}}
+    former = {"s.a": {"a/part=0": [9, None]}, "s.b": {"b/part=0": [7, None], "b/part=1": [8, 9]}}
     state = RetentionState.from_json({"broken": former})
     platform.cursors["fragments"] = SensorCursor(retention=state).dump()
     platform.ticks(1)
@@ -296,28 +296,28 @@ def test_that_brokers_once_listed_nothing_of_a_journal_is_passed_on(platform, mo
         monkeypatch.setattr(fragments, "_HAND_OVER_S", 0)
         platform.ticks(count)
         assert broken(count) == former
-        assert len([n for n in shards(count) if broken_of(platform, n) == former]) == 0
+        assert len([n for n in shares(count) if broken_of(platform, n) == former]) == 0
     # What is known to be mended by now is not brought back by a cursor of long ago.
-    for shard in shards(5):
-        cursor = SensorCursor.parse(platform.cursors[shard.name])
+    for share in shares(5):
+        cursor = SensorCursor.parse(platform.cursors[share.name])
         mended = replace(cursor, retention=RetentionState())
-        platform.cursors[shard.name] = mended.dump()
+        platform.cursors[share.name] = mended.dump()
     platform.ticks(1)
     assert broken(1) == {}
 
 
-def broken_of(platform, shard):
-    return parts_of(platform.cursors[shard.name]).get("retention", {}).get("broken")
+def broken_of(platform, share):
+    return parts_of(platform.cursors[share.name]).get("retention", {}).get("broken")
 
 
 @pytest.mark.parametrize(
     ("variable", "attribute", "names"),
     [
         ({}, None, ["fragments"]),
-        ({"GAZETTE_SENSOR_SHARDS": "1"}, None, ["fragments"]),
-        ({"GAZETTE_SENSOR_SHARDS": "3"}, None, ["fragments_0", "fragments_1", "fragments_2"]),
-        ({"GAZETTE_SENSOR_SHARDS": "3"}, 2, ["fragments_0", "fragments_1"]),
-        ({"GAZETTE_SENSOR_SHARDS": "3"}, 1, ["fragments"]),
+        ({"GAZETTE_FRAGMENT_SENSORS": "1"}, None, ["fragments"]),
+        ({"GAZETTE_FRAGMENT_SENSORS": "3"}, None, ["fragments_0", "fragments_1", "fragments_2"]),
+        ({"GAZETTE_FRAGMENT_SENSORS": "3"}, 2, ["fragments_0", "fragments_1"]),
+        ({"GAZETTE_FRAGMENT_SENSORS": "3"}, 1, ["fragments"]),
     ],
 )
 def test_definitions_have_as_many_as_are_asked_for(
@@ -325,13 +325,13 @@ def test_definitions_have_as_many_as_are_asked_for(
 ):
     for name, value in variable.items():
         monkeypatch.setenv(name, value)
-    settings = GazetteLake(sensor_shards=attribute).settings(tmp_path)
+    settings = GazetteLake(fragment_sensors=attribute).settings(tmp_path)
     made = lake_definitions(settings)
     assert [s.name for s in made.sensors] == [*names, "typed", "catalog"]
     assert {s.default_status.value for s in made.sensors} == {"RUNNING"}
 
 
 @pytest.mark.parametrize("text", ["two", "-1", "1.5", "0", "33"])
-def test_a_variable_that_is_no_number_of_sensors_is_refused(text):
-    with pytest.raises(ValidationError, match="GAZETTE_SENSOR_SHARDS"):
-        lake_definitions(LakeSettings.from_environment({"GAZETTE_SENSOR_SHARDS": text}))
+def test_variable_that_is_not_a_number_of_sensors_is_refused(text):
+    with pytest.raises(ValidationError, match="GAZETTE_FRAGMENT_SENSORS"):
+        lake_definitions(LakeSettings.from_environment({"GAZETTE_FRAGMENT_SENSORS": text}))

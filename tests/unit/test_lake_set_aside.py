@@ -17,7 +17,7 @@ from gazette_platform.lake import (
 )
 from gazette_platform.lake.raw.audits.status import overdue, table_standing
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.quarantine import Quarantine
+from gazette_platform.lake.raw.set_aside import SetAside
 from gazette_platform.lake.reading.source import all_fragments
 from gazette_platform.lake.reading.storage import StoreFiles
 from gazette_platform.ops.clock import SystemClock
@@ -41,7 +41,7 @@ class Lake:
         self.metastore = MemoryMetastore()
         self.roots = StoreRoots(self.files.roots)
         self.registrar = Registrar(self.files, self.metastore, self.roots)
-        self.quarantine = Quarantine(self.files, self.roots, SystemClock())
+        self.aside_files = SetAside(self.files, self.roots, SystemClock())
         self.spec = parse_table_spec(spec)
         self.cursors = {}
         self.postfix = postfix
@@ -61,11 +61,11 @@ class Lake:
 
     def set_aside(self, fragment, why="because"):
         with self.metastore.connect() as session:
-            return self.quarantine.set_aside(session, self.spec, fragment, why)
+            return self.aside_files.set_aside(session, self.spec, fragment, why)
 
     def restore(self, fragment):
         with self.metastore.connect() as session:
-            return self.quarantine.restore(session, self.spec, fragment)
+            return self.aside_files.restore(session, self.spec, fragment)
 
     def listed(self):
         self.files.relist(JOURNAL)
@@ -75,7 +75,7 @@ class Lake:
         with self.metastore.connect() as session:
             table = session.table("s", "events")
             auditor = Auditor(self.files, self.roots)
-            return list(auditor.audit(session, self.spec, table, JOURNAL).findings)
+            return list(auditor.audit(session, table, JOURNAL).findings)
 
     def partition(self, hour=5):
         with self.metastore.connect() as session:
@@ -127,7 +127,7 @@ def test_a_file_leaves_its_table_and_comes_back(lake):
         assert [journal.holes for journal in standing.journals] == [()]
         assert overdue(lake.files, standing, 10_000, from_begin=True) == []
 
-    (listed,) = lake.quarantine.files_aside(lake.spec)
+    (listed,) = lake.aside_files.files_aside(lake.spec)
     assert (listed.why, listed.rows, listed.fragment.begin) == ("see ticket 17", 1, 9)
     assert lake.set_aside(listed.fragment).why == "see ticket 17"
     back = lake.restore(listed.fragment)
@@ -168,7 +168,7 @@ def test_what_a_repair_was_killed_at_is_named_on_when_accounts_are_counted_again
     assert (lake.state().rows, lake.state().moving) == (1, ("a.gz",))
 
 
-def test_a_hive_partition_of_which_all_is_aside_is_reported_and_may_be_dropped(lake):
+def test_hive_partition_without_countable_files_is_reported_and_may_be_dropped(lake):
     only = lake.append()
     lake.append(postfix="hour=06")
     lake.register()
@@ -185,7 +185,7 @@ def test_a_hive_partition_of_which_all_is_aside_is_reported_and_may_be_dropped(l
         shrinker.drop(session, table, look.emptied)
     report = lake.resweep()
     assert (report.errors, lake.partition(5)) == ([], None)
-    (aside,) = lake.quarantine.files_aside(lake.spec)
+    (aside,) = lake.aside_files.files_aside(lake.spec)
     lake.restore(aside.fragment)
     lake.files.relist(JOURNAL)
     lake.resweep()
@@ -245,7 +245,7 @@ def test_a_table_without_keys(tmp_path):
     assert (state.rows, state.aside) == (1, ((0, 9),))
     lake.files.relist("events/log")
     assert lake.resweep().errors == []
-    (aside,) = lake.quarantine.files_aside(lake.spec)
+    (aside,) = lake.aside_files.files_aside(lake.spec)
     lake.restore(aside.fragment)
     lake.files.relist("events/log")
     lake.resweep()
@@ -277,7 +277,7 @@ def test_what_others_write_to_the_accounts_meanwhile_is_kept(lake, monkeypatch):
     bad = lake.append()
     lake.append()
     lake.register()
-    counted = lake.quarantine._without
+    counted = lake.aside_files._without
     calls = []
 
     def late(*args):
@@ -288,7 +288,7 @@ def test_what_others_write_to_the_accounts_meanwhile_is_kept(lake, monkeypatch):
         calls.append(args)
         return change
 
-    monkeypatch.setattr(lake.quarantine, "_without", late)
+    monkeypatch.setattr(lake.aside_files, "_without", late)
     lake.set_aside(bad)
     assert (len(calls), lake.state().rows) == (2, 2)
     assert lake.state().ranges == ((9, 27),)
@@ -323,16 +323,16 @@ def test_files_are_found_by_name_or_by_what_engines_call_them(lake):
     lake.append()
     name = fragment.content_name
     for given in (name, f"file:///x/{fragment.content_path}", fragment.content_path):
-        assert lake.quarantine.named(lake.spec, given) == fragment
+        assert lake.aside_files.named(lake.spec, given) == fragment
     with pytest.raises(ValidationError, match="is not the name of a fragment's file"):
-        lake.quarantine.named(lake.spec, "readme.txt")
+        lake.aside_files.named(lake.spec, "readme.txt")
     with pytest.raises(
         ValidationError, match=r"brokers list no file .* in the journals of s\.events"
     ):
-        lake.quarantine.named(lake.spec, f"elsewhere/{name}")
+        lake.aside_files.named(lake.spec, f"elsewhere/{name}")
     lake.files.append("events/part=b", LINE, postfix="hour=05")
     with pytest.raises(ValidationError, match=r"a fragment of events/part=a and of events/part=b"):
-        lake.quarantine.named(lake.spec, name)
+        lake.aside_files.named(lake.spec, name)
 
 
 def test_a_note_that_cannot_be_read_is_reported_in_place_of_the_reason(lake):
@@ -344,10 +344,10 @@ def test_a_note_that_cannot_be_read_is_reported_in_place_of_the_reason(lake):
     note = lake.aside(bad).with_name(f".{bad.content_name}.json")
     assert json.loads(note.read_text())["why"] == "because"
     note.write_text("[")
-    (aside,) = lake.quarantine.files_aside(lake.spec)
+    (aside,) = lake.aside_files.files_aside(lake.spec)
     assert "cannot be read" in aside.why
     note.unlink()
-    (aside,) = lake.quarantine.files_aside(lake.spec)
+    (aside,) = lake.aside_files.files_aside(lake.spec)
     assert (aside.why, replace(aside.fragment, path_postfix="hour=05")) == (
         "not known: there is no note beside it",
         bad,

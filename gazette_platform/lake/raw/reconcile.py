@@ -1,4 +1,19 @@
-"""What a prune took from the accounts of a Hive partition: decided purely.
+"""What ought to be in a Hive partition, less what its account holds: the one comparison of raw tables, decided purely.
+
+What *ought* to be there are the stored fragments that brokers list in its directory. The account is `PartitionState`.
+`reconcile` gives the difference, and each part of it has someone who acts on it:
+
+| difference | who acts on it |
+|---|---|
+| `missing`: listed, and not in the account | registration counts and adds it; behind the cursor, an audit reports it |
+| `again`: in the account, but its rows are not known, or some records did not fit | registration reads it again |
+| `lost`: bytes of the account that no listed fragment holds | prunes: `judge` says whether they were pruned |
+| `surplus`: the account counted more than is listed | an audit lists the directory; a repair takes one file out of the account |
+
+Whoever acts reads the account again under the table's lock (`accounts`), and changes it by what it says then. So all of
+this may be repeated after a crash, or be done by two processes at once, and counts nothing twice.
+
+# Prunes
 
 Brokers never say that something was pruned: they list it no more. So does a store that is not mounted, or
 another one in its place, and then nothing may be forgotten. Each part of the evidence is required:
@@ -26,6 +41,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, final
 
+from gazette_platform.lake.spec.layout import is_aside
 from gazette_platform.protocol.ranges import subtract_ranges
 
 if TYPE_CHECKING:
@@ -34,6 +50,46 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.partition_state import PartitionState
     from gazette_platform.lake.raw.planning import JournalCursor, Page
     from gazette_platform.protocol import Fragment
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How the account of a Hive partition differs from what ought to be in it."""
+
+    missing: tuple[Fragment, ...] = ()
+    """Fragments that the account neither holds nor knows as set aside."""
+    held: tuple[Fragment, ...] = ()
+    """Fragments whose bytes the account holds, perhaps as those of others that were merged into them."""
+    again: tuple[Fragment, ...] = ()
+    """Those of `held` with a note: their rows are not known, or records did not fit when they were read."""
+    lost: tuple[tuple[int, int], ...] = ()
+    """Bytes of the account that no fragment holds: disjoint, ascending."""
+    surplus: int = 0
+    """How many fragments the account counted beyond `held`; below zero: brokers merged some that it counted as one."""
+    surplus_bytes: int = 0
+    """Their decompressed bytes."""
+
+
+def reconcile(state: PartitionState, ought: Iterable[Fragment]) -> Difference:
+    """Return what ought to be in a Hive partition, less what its account holds.
+
+    Args:
+        state: its account.
+        ought: what brokers list of its directory. What is not stored yet, or was set aside, is not expected there.
+    """
+    stored = [f for f in ought if f.backing_store and f.content_length and not is_aside(f)]
+    held = tuple(f for f in stored if state.covers(f.begin, f.end))
+    noted = {(n.begin, n.end) for notes in (state.uncounted, state.unfit) for n in notes}
+    return Difference(
+        missing=tuple(f for f in stored if not state.settles(f.begin, f.end)),
+        held=held,
+        again=tuple(f for f in held if (f.begin, f.end) in noted) if noted else (),
+        lost=tuple(subtract_ranges(state.ranges, [(f.begin, f.end) for f in stored])),
+        surplus=state.fragments - len(held),
+        surplus_bytes=state.content_bytes - sum(f.content_length for f in held),
+    )
+
 
 # A broker notes its own time when it stores a fragment; a listing has the store's.
 _SKEW_S: Final = 60
@@ -137,28 +193,23 @@ def pruned_front(first: Fragment | None, state: PartitionState) -> bool:
     return first is not None and bool(state.ranges) and state.ranges[0][0] < first.begin
 
 
-def lost_ranges(state: PartitionState, here: Iterable[Fragment]) -> list[tuple[int, int]]:
-    """Bytes of the accounts that brokers list no stored fragment of in the partition's directory."""
-    return subtract_ranges(state.ranges, [(f.begin, f.end) for f in here])
-
-
 def judge(
-    state: PartitionState,
+    found: Difference,
     here: Sequence[Fragment],
     local: Collection[tuple[int, int]],
     files: Files,
     evidence: Evidence,
 ) -> Judgement:
-    """What is to become of the accounts of one Hive partition.
+    """Decide what is to become of the accounts of one Hive partition.
 
     Args:
-        state: the accounts.
+        found: how its accounts differ from `here`.
         here: stored fragments that brokers list in its directory, and that hold bytes of it.
         local: begin and end of what brokers list as not stored yet, in any directory.
         files: in its directory, that hold bytes of it.
         evidence: about its journal, and its store.
     """
-    lost = tuple(lost_ranges(state, here))
+    lost = found.lost
     if not lost:
         return Judgement("keep")
     # The primary may have died after the upload was listed; replicas still hold the bytes and store
@@ -177,8 +228,7 @@ def judge(
     doubt = "" if evidence.is_confirmed else _doubt(evidence, lost)
     if doubt:
         return Judgement("doubt", lost=lost, reason=doubt)
-    kept = tuple(f for f in here if state.covers(f.begin, f.end))
-    return Judgement("shrink" if kept else "empty", kept, lost)
+    return Judgement("shrink" if found.held else "empty", found.held, lost)
 
 
 def _doubt(evidence: Evidence, lost: Sequence[tuple[int, int]]) -> str:
