@@ -203,7 +203,7 @@ def test_a_table_is_flushed_listed_checked_repaired_and_read(
     again = lake("flush", table).out.decode()
     assert again == f"{table}: all is registered already, 2 rows in 1 Hive partition\n"
     row = lake("list").out.decode().splitlines()[1].split()
-    assert row == [table, "json", "1", "1", "2", "0"]
+    assert row == [table, "json", "1", "1", "2", "0", "0"]
     append(journal, lines[0])
     (described,) = orjson.loads(lake("describe", "-o", "json").out)
     assert (described["lag_bytes"], described["problems"]) == (len(lines[0]), [])

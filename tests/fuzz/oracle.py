@@ -60,7 +60,7 @@ UNKNOWN_ALLOWED: tuple[str, ...] = (
     r"fragments of [^ ]+ would lie at [^ ]+, and mix with those of another journal",
     r"fragment store [^ ]+ puts [^ ]+ where file systems do not \(",
     # A file of the store that is damaged. The text names the object and what is wrong with it.
-    r"[^ ]+: reading [^ ]+: .*\((the object is damaged|it is truncated)",
+    r"[^ ]+: reading [^ ]+: .*\((the object is damaged|it is truncated|restore the file)",
     r"[^ ]+: [^ ]+ ends \d+ bytes before its name says",
 )
 
