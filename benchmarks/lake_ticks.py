@@ -102,7 +102,7 @@ def measure_idle_ticks(
     found = [ticks.tick() for _ in range(_TICKS)]
     told = sum(tick.events for tick in found)
     if told:
-        raise LakeError(f"{_TICKS} ticks that should have been idle told {told} events")
+        raise LakeError(f"{_TICKS} ticks that should have been idle returned {told} events")
     servers = {
         name: (procfs.session_cpu_s(pid) - before[name]) / _TICKS for name, pid in pids.items()
     }

@@ -115,7 +115,7 @@ def blocks(
     if rest := b"".join(held):
         yield Block(at, rest)
     if digest.digest() != fragment.sum:
-        raise ChecksumMismatch(f"{path}: its content is not that which it is named for")
+        raise ChecksumMismatch(f"{path}: its content does not match its name")
 
 
 def _content(path: Path, fragment: Fragment, stages: Stages) -> Iterator[bytes]:

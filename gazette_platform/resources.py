@@ -1,8 +1,8 @@
 """Dagster resources of the platform: brokers, the metastore, Trino, Spark, and where table specs lie.
 
 `platform_resources` gives all of them, also to definitions of users. A server that is not configured raises a SetupError when
-it is used, and Spark starts no JVM before it is asked for a session. Secrets are no part of resources, which Dagster shows:
-they are read from the environment, or from files that it names, when a server is asked.
+it is used, and Spark starts no JVM before it is asked for a session. Dagster shows resources, so they hold no secrets: these
+are read from the environment, or from files that it names, when a server is asked.
 """
 
 import os

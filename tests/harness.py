@@ -382,7 +382,7 @@ class Harness:
 
         Args:
             play: does it all.
-            tell: prints the last line.
+            tell: whether to print the last line.
 
         Returns: the exit code: 0 if all is well, 1 if not, 2 if it was starved or could not start.
         """

@@ -21,7 +21,7 @@ _SHOWN = 5
 
 
 class Found(NamedTuple):
-    """What there is of a case at its end."""
+    """What exists of a case at its end."""
 
     rows: list[tuple[str, int, Row]]
     """Journal and `_begin` of each row of the typed table, and the rest of it, by Spark."""
@@ -143,7 +143,7 @@ def _former(journal: str) -> str:
 
 
 def _apart(wanted: Mapping[str, Expected], found: Found) -> Found:
-    """What there is, with what is of former journals under names of their own: offsets are of both."""
+    """The content, with that of former journals under their own names: offsets are of both."""
     rows = {(j, b): row.n for j, one in wanted.items() for b, row in one.former_rows.items()}
     records = {
         (j, b): one.raw for j, each in wanted.items() for b, one in each.former_quarantined.items()

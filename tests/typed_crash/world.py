@@ -56,7 +56,7 @@ def open_world(folder: Path, say: Callable[[str], None]) -> Iterator[World]:
 
     Args:
         folder: for what they keep.
-        say: is told what is under way.
+        say: called with what is under way.
 
     Raises: SetupError: one of them cannot be started.
     """

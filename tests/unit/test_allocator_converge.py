@@ -57,7 +57,7 @@ def cluster(
     others: dict[ProcessId, int] | None = None,
     members: tuple[ProcessId, ...] = (A, B, C),
 ) -> BrokerState:
-    """ITEM with `slots`; each member holds `others` more items, of which it is primary."""
+    """ITEM with `slots`; each member holds `others` more items as their primary."""
     state = BrokerState(P)
     for m in members:
         value = encode_broker_spec(BrokerSpec(m, "http://host:80", journal_limit=10))
@@ -104,7 +104,7 @@ def test_k5_who_is_assigned_counts_and_not_the_slot(slots):
     assert [op.key for op in piece.operations if isinstance(op, Put)] == [slot_key(A, 0)]
 
 
-def test_nothing_to_do_is_no_piece():
+def test_nothing_to_do_makes_no_piece():
     assert step(cluster({A: 0}), [A]) is None
 
 

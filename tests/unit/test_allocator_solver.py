@@ -50,7 +50,7 @@ def holding(assigned: dict[str, list[ProcessId]]) -> BrokerState:
 
 
 class Solved:
-    """A solver that is told whole clusters."""
+    """A solver that gets whole clusters."""
 
     def __init__(self, state, limits, replication=1, hosts=None):
         self.solver = Solver()
@@ -58,7 +58,7 @@ class Solved:
         self.update(state, limits, replication, hosts)
 
     def update(self, state, limits, replication=1, hosts=None):
-        """Tell it what the cluster is now. Replication is a number, or one by item."""
+        """Set the present cluster. Replication is a number, or one by item."""
         self.solver.set_limits(limits, hosts)
         by_item = replication if isinstance(replication, dict) else {}
         for name in set(self.solver._items) - set(state.items):
@@ -312,7 +312,7 @@ def test_number_of_a_gone_member_serves_another():
     assert solved["item/0"] == (B2,)
 
 
-def test_no_change_is_no_work():
+def test_no_change_causes_no_work():
     state = holding({f"item/{n}": [] for n in range(9)})
     limits = {A1: 9, A2: 9, B1: 9}
     solved = Solved(state, limits, 2)

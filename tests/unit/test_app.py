@@ -49,7 +49,7 @@ def test_the_prefix_is_of_the_application_unless_it_is_given(capsys):
 
 
 def test_each_setting_has_an_option():
-    """A new field of the settings is no use to programs without one."""
+    """A new field of the settings is of no use to programs without one."""
     have = {option.field for option in OPTIONS if option.config is ConsumerConfig}
     assert {field.name for field in fields(ConsumerConfig)} == (have - {""}) | {
         "broker",
@@ -177,7 +177,7 @@ def test_what_an_application_raises_of_its_own_is_not_called_our_bug(capsys):
     )
 
 
-def test_help_tells_of_the_application_its_commands_and_each_option(capsys):
+def test_help_names_the_application_its_commands_and_each_option(capsys):
     assert main(Counts(), []) == 1  # as with no command at all
     shown = capsys.readouterr().out
     assert "Counts words." in shown
@@ -190,7 +190,7 @@ def test_help_tells_of_the_application_its_commands_and_each_option(capsys):
         assert option.variable in shown
 
 
-def test_all_is_there_in_one_import():
+def test_everything_comes_from_one_import():
     for name in app.__all__:
         assert getattr(app, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Topic'"):

@@ -18,7 +18,7 @@ class Fluxes(Application[Any, Any]):
         Option("flux.N", int, 4, "Samples of a mean."),
         Option("flux.window", float, 90.0, "Age of a sample."),
         Option("flux.folder", Path, None, "Where it writes."),
-        Option("flux.is-loud", bool, False, "Whether it tells."),
+        Option("flux.is-loud", bool, False, "Whether it reports."),
     )
 
     def __init__(self):
@@ -30,10 +30,10 @@ class Fluxes(Application[Any, Any]):
         self.values = dict(values)
 
     def new_store(self, shard, recorder):
-        raise AssertionError("nobody opens it")
+        raise AssertionError("the tests never open it")
 
     def consume(self, txn, envelope):
-        raise AssertionError("nobody has it consume")
+        raise AssertionError("the tests never let it consume")
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_what_an_application_refuses_ends_its_program(fluxes):
     assert "flux.N: expected 1 to 9" in err
 
 
-def test_help_tells_of_the_options_of_an_application(capsys):
+def test_help_shows_the_options_of_an_application(capsys):
     assert main(Fluxes(), ["serve", "--help"]) == 0
     out = capsys.readouterr().out
     assert "--flux.N" in out

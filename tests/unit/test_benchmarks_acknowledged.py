@@ -1,4 +1,4 @@
-"""Benchmarks: what a run was told that it had appended, against what is there."""
+"""Benchmarks: what a run believes that it appended, against the content."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def sums(table):
 
 
 @pytest.mark.parametrize("repair", ["bisect", "hint", "lines"])
-def test_bad_records_are_told_with_their_offsets_and_the_others_are_kept(tmp_path, repair):
+def test_bad_records_are_reported_with_their_offsets_and_the_others_are_kept(tmp_path, repair):
     truth = write_fragments(
         tmp_path, Plan(content_bytes=200_000, fragment_bytes=100_000, codec="NONE", bad_share=0.1)
     )

@@ -41,7 +41,7 @@ def test_append_is_request_content_and_commit_marker(size, chunks):
     assert b"".join(decode_append_content(each) for each in middle) == content[:size]
 
 
-def test_refused_append_is_no_success():
+def test_refused_append_is_not_a_success():
     check_append(pb.AppendResponse(total_chunks=1).SerializeToString())
     header = pb.AppendResponse(header=pb.Header()).SerializeToString()
     # Brokers encode the header once, and put it ahead of the status.

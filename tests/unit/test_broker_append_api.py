@@ -136,7 +136,7 @@ async def test_fc7_a_client_that_stalls(tasks):
     clock.advance(8)
     body._judge.look()
     await turns()
-    assert not receiving.done(), "while it is gathered, it holds up nobody"
+    assert not receiving.done(), "while it is gathered, it holds up no other"
     body.stream()
     clock.advance(0.9)
     body._judge.look()
@@ -209,7 +209,7 @@ async def test_a_client_is_not_judged_while_its_journal_pays(tasks):
     assert len(await receiving) == 20_000
 
 
-async def test_a_caller_that_leaves_is_no_stall(tasks):
+async def test_caller_that_leaves_is_not_a_stall(tasks):
     body = receive(Client())
     receiving = tasks.spawn(judged(body))
     await turns()

@@ -39,7 +39,7 @@ BEFORE = LabelSet.of(author="me", epoch="1")
         (LabelSet.of(author="you"), None, BEFORE),
         (None, LabelSet.of(writer="x"), LabelSet.of(author="me", epoch="1", writer="x")),
         (None, LabelSet.of(epoch="2"), LabelSet.of(author="me", epoch="2")),
-        # First the one, then the other: what is in both is there afterwards.
+        # First the one, then the other: what is in both exists afterwards.
         (LabelSet.of(author="me"), LabelSet.of(author="me"), BEFORE),
         (BEFORE, LabelSet.of(epoch="2"), LabelSet.of(epoch="2")),
     ],

@@ -46,7 +46,7 @@ async def test_aa1_an_append_is_committed(bench):
     assert bench.read() == b"foobar"
 
 
-async def test_a_barrier_commits_nothing_and_tells_the_head(bench):
+async def test_barrier_commits_nothing_and_returns_the_head(bench):
     await bench.append(b"foobar")
     outcome = await bench.append()
     assert outcome.commit == Fragment("a/journal", 6, 6, ZERO_SUM, CompressionCodec.NONE)
@@ -109,7 +109,7 @@ async def test_a_batch_rolls_where_a_single_append_would(bench):
 
 
 async def test_what_a_plan_found_ends_with_a_roll(bench):
-    """Each first append behind one that rolled is judged by the fragment that is open by then."""
+    """Each first append after one that rolled is judged by the fragment that is open by then."""
     bench.journal.spec = spec(length=10)
     await bench.append(b"x" * 20)
     outcomes = await asyncio.gather(*(bench.append(b"yy") for _ in range(4)))
@@ -493,7 +493,7 @@ async def test_e5_an_append_that_comes_after_close_is_not_ours(bench):
     assert (outcome.status, outcome.is_remote) == (Status.NOT_JOURNAL_PRIMARY_BROKER, True)
 
 
-async def test_outcomes_reach_nobody_who_left(bench):
+async def test_outcomes_reach_no_caller_that_left(bench):
     """Answering a caller that is gone is not an error."""
     pending = Pending(
         machine=fsm.AppendFSM(events.AppendRequest("a/journal")),
@@ -508,7 +508,7 @@ async def test_outcomes_reach_nobody_who_left(bench):
 
 # ------------------------------------------------------------------------------------------ fence
 async def test_what_is_written_after_others_may_have_taken_over_never_counts(bench):
-    """Not only is it not acknowledged: nobody reads it, and its offset is free."""
+    """Not only is it not acknowledged: no reader gets it, and its offset is free."""
     await bench.append(b"before ")
     bench.journal.refusal = "the lease of this broker has run out"
     with pytest.raises(RpcFailed, match="a/journal: the lease of this broker has run out; ask"):

@@ -61,7 +61,7 @@ async def test_read_ends_at_end_offset():
         assert await client.read("a/journal", 2, end_offset=5, block=True).read() == b"234"
 
 
-async def test_re3_read_as_file_returns_what_there_is():
+async def test_re3_read_as_file_returns_existing_content():
     async with connected(b"0123456789") as (_, client):
         reader = client.read("a/journal")
         assert await reader.read(4) == b"0123"
@@ -72,7 +72,7 @@ async def test_re3_read_as_file_returns_what_there_is():
         assert await reader.read(1) == b""
 
 
-async def test_rr1_tail_waits_for_content_behind_the_head():
+async def test_rr1_tail_waits_for_content_after_the_head():
     async with connected(b"old") as (broker, client):
         reader = client.tail("a/journal")
         first = asyncio.get_running_loop().create_task(anext(reader))
@@ -132,7 +132,7 @@ async def test_rr1_offset_jump_is_raised_once_and_reading_goes_on():
         assert await client.read("a/journal", 7, on_jump="continue").read() == b"tail"
 
 
-async def test_re2_read_from_the_head_is_no_jump():
+async def test_re2_read_from_the_head_is_not_a_jump():
     async with connected(b"tail") as (broker, client):
         broker.journals["a/journal"].begin = 100
         reader = client.read("a/journal", -1)
@@ -350,7 +350,7 @@ async def test_re2_an_offset_that_goes_back_is_an_error(scripted, back):
     assert reader.offset == 102
 
 
-async def test_re2_a_partial_response_that_fails_is_surfaced_behind_its_content(scripted):
+async def test_re2_failed_partial_response_raises_after_its_content(scripted):
     client, _ = scripted(
         [
             metadata(0, end=9, head=9),
@@ -466,7 +466,7 @@ async def test_re1_a_fragment_is_fetched_from_its_url(http_store):
         await fetched(fragment_of(content), f"{url}/short")
 
 
-async def test_errors_do_not_tell_what_signs_a_url(http_store):
+async def test_errors_do_not_show_the_signature_of_a_url(http_store):
     server, url = http_store
     content, signed = b"remote fragment content", "?X-Amz-Signature=secret"
     server.files[f"/bad{signed}"] = compressor(CompressionCodec.SNAPPY).compress(content)[:-3]

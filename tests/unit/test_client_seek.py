@@ -64,7 +64,7 @@ async def test_rr3_files_go_to_other_offsets():
         await asyncio.to_thread(read)
 
 
-async def test_only_what_nobody_asked_to_skip_is_said_to_be_gone(caplog):
+async def test_only_content_that_was_not_skipped_is_said_to_be_gone(caplog):
     async with connected(b"tail") as (broker, client):
         broker.journals["a/journal"].begin = 100
         await client.read("a/journal", 7, on_jump="continue", begin_mod_time=1).read()

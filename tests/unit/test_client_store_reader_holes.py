@@ -39,7 +39,7 @@ async def whole(reader):
 
 
 @pytest.mark.parametrize("on_jump", ["raise", "continue"])
-async def test_a_young_hole_behind_what_was_stored_is_not_passed_over(put, read, on_jump):
+async def test_young_hole_after_stored_content_is_not_passed_over(put, read, on_jump):
     """Also where the read begins at it, so that nothing in front of it was read."""
     put(0, b"one")
     put(6, b"three")

@@ -144,7 +144,7 @@ REFUSED = TransportError("broker http://127.0.0.1:1 is not reachable: connection
 
 @pytest.fixture
 async def attempts(monkeypatch):
-    """Seconds, from the first failure, at which a call to a broker that was there before is tried again."""
+    """Seconds, from the first failure, at which a call to a broker that answered before is tried again."""
     clock = ManualClock()
     transport = Transport(ClientConfig(address="http://127.0.0.1:1"), clock, TaskGroup("test"))
     transport.was_connected = True
@@ -178,6 +178,6 @@ async def test_one_that_stays_away_is_asked_seldom_and_given_up(attempts):
     assert 50 < attempts[-1] <= 60
 
 
-async def test_who_waits_is_told_once_for_what(attempts, caplog):
+async def test_waiting_caller_learns_once_what_it_waits_for(attempts, caplog):
     (told,) = [one for one in caplog.get_records("setup") if one.levelname == "WARNING"]
     assert told.getMessage() == f"{REFUSED}; trying again for 60 s"

@@ -111,7 +111,7 @@ def test_incompressible_batches_are_stored_as_they_are():
     assert noise[:60_000] in stored
     assert len(stored) < len(noise) + 60
     assert gzip.decompress(stored) == noise
-    # A batch of which only a part is noise is compressed.
+    # A batch that is only partly noise is compressed.
     assert len(compress(CompressionCodec.GZIP, noise + bytes(400_000))) < len(noise) * 1.1
 
 

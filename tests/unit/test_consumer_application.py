@@ -32,7 +32,7 @@ UUID = "83fc2f95-cc5f-11e9-8000-070203040506"
 
 class _Base(Application[Any, Any]):
     def new_store(self, shard, recorder):
-        raise AssertionError("nobody opens it")
+        raise AssertionError("the tests never open it")
 
 
 def decoded(application, content_type, content):
@@ -43,7 +43,7 @@ def decoded(application, content_type, content):
     return envelope
 
 
-def test_messages_are_dictionaries_unless_told_otherwise():
+def test_messages_are_dictionaries_by_default():
     found = decoded(_Base(), NDJSON, b'{"UUID":"%s","a":1}\n' % UUID.encode())
     assert found.message == {"UUID": UUID, "a": 1}
     assert found.uuid.producer.hex() == "070203040506"
@@ -128,7 +128,7 @@ class _Appends:
 
 
 class _Brokers:
-    """Tells what journals there are."""
+    """Returns the journals of the test."""
 
     def __init__(self):
         self.asked = []
@@ -196,7 +196,7 @@ async def test_message_without_fields_says_what_to_publish(message):
         await publisher.publish("out/one", message)
 
 
-async def test_a_publisher_without_mapping_is_told_where_messages_go():
+async def test_publisher_without_mapping_learns_where_messages_go():
     publisher = Publisher(_Appends(), None, None)
     with pytest.raises(ValidationError, match="say where the message goes"):
         await publisher.publish_uncommitted({})

@@ -113,7 +113,7 @@ def test_shard_beyond_the_claims_does_not_exist(selector, is_found):
     assert found.is_local is is_found
 
 
-def test_process_that_is_no_member_any_more_resolves_remote_shards_only():
+def test_former_member_resolves_remote_shards_only():
     found = resolve(group({OTHER: 0}, members=(OTHER,)))
     assert found.is_remote
     found = resolve(group({OURS: 0}, members=(OTHER,)), may_proxy=False)
@@ -140,7 +140,7 @@ def test_proxying_process_has_to_mean_us():
         (True, False, False, LocalStep.WAIT),
         (True, True, False, LocalStep.STOPPED),
         (True, False, True, LocalStep.SERVE),
-        (True, True, True, LocalStep.SERVE),  # failed, but nobody waits for it
+        (True, True, True, LocalStep.SERVE),  # failed, but no caller waits for it
     ],
 )
 def test_call_is_served_once_the_store_is_ready_and_has_read_through(
@@ -201,7 +201,7 @@ def test_cs4_error_of_a_primary_is_cut():
 
 
 @pytest.mark.parametrize("task", ReplicaTask)
-def test_any_error_can_be_told(task):
+def test_any_error_can_be_reported(task):
     status = failed_status("no file \udcff, \ud800", task)
     assert status.errors == ("no file \\udcff, \\ud800",)
     assert decode_replica_status(encode_replica_status(status)) == status

@@ -60,7 +60,7 @@ async def test_acks_fail_with_the_commit(raised):
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_acks_are_given_up_with_a_commit_whose_end_nobody_tells(raised, ends):
+async def test_acks_are_given_up_with_a_commit_of_unknown_end(raised, ends):
     barrier, commit, after = raised
     barrier.abandon()
     barrier.abandon()

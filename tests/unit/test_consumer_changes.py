@@ -118,7 +118,7 @@ async def test_ca3_what_is_compared_before_a_shard_is_replaced(claims, expected,
     assert world.compares == [[Compare.mod(KEY, revision) for revision in compared]]
 
 
-async def test_ca3_claims_are_held_against_what_is_there_and_not_what_was():
+async def test_ca3_claims_are_held_against_the_present_spec():
     world = World()
     world.watched(spec_of("search"))
     world.succeeds = [False]

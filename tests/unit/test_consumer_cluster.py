@@ -112,7 +112,7 @@ def test_bad_values_are_refused(decode, problem):
         decode()
 
 
-def test_state_tells_routes_and_statuses_in_one_order():
+def test_state_returns_routes_and_statuses_in_one_order():
     state = group([(B, 0, PRIMARY), (A, 1, STANDBY)])
     assert list(state.shards) == [SHARD]
     assert state.route_of(SHARD) == Route((A, B), 1, ("http://member-a:80", "http://member-b:80"))

@@ -15,7 +15,7 @@ from gazette_platform.serving.interface import NotNow
 
 class Silent(Application):
     def new_store(self, shard, recorder):
-        raise AssertionError("nobody opens it")
+        raise AssertionError("the tests never open it")
 
     def consume(self, txn, envelope):
         raise AssertionError("nothing is read")

@@ -137,7 +137,7 @@ def test_checkpoint_says_which_journal_its_offset_is_of():
         ({"ack_intents": {"baz": "?"}}, "not a Checkpoint"),
     ],
 )
-def test_json_that_is_no_checkpoint_is_refused(document, problem):
+def test_invalid_checkpoint_json_is_refused(document, problem):
     with pytest.raises(ValidationError, match=problem):
         Checkpoint.from_json(document)
 
@@ -152,7 +152,7 @@ def test_json_that_is_no_checkpoint_is_refused(document, problem):
         ),
     ],
 )
-def test_bytes_that_are_no_checkpoint_are_refused(raw, problem):
+def test_invalid_checkpoint_bytes_are_refused(raw, problem):
     with pytest.raises(ValidationError, match=problem):
         Checkpoint.decode(raw)
 

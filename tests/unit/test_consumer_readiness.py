@@ -1,4 +1,4 @@
-"""Who waits for a primary is told of its progress, and of its end."""
+"""Callers that wait for a primary learn its progress, and its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def restored(offset):
     return Checkpoint(SequencerCheckpoint(offsets={IN: offset}, producers=()))
 
 
-async def test_who_waits_is_told_of_each_step_and_of_the_end():
+async def test_waiting_caller_learns_each_step_and_the_end():
     shard = Shard("shard-000", "f", spec_of(), assigned(), None, None)
     readiness = Readiness(shard)
     loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.waiting import turns
 
 
-async def test_a_standby_is_told_of_only_once_it_follows_the_log(tmp_path):
+async def test_standby_is_reported_only_once_it_follows_the_log(tmp_path):
     host, tasks = Host(Desk()), TaskGroup("standby")
     recovery = Recovery(None, host, SHARD, LOG, parent=tmp_path, dice=random.Random(7))
     telling = tasks.spawn(recovery.tell_standby(), name="telling")

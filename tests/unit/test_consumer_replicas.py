@@ -168,7 +168,7 @@ async def test_a_failure_is_of_the_assignment_under_which_it_came(process):
     assert not process.replicas.may_pass(first)
 
 
-async def test_shards_of_others_have_no_replica_here_and_none_comes_behind_the_end(process):
+async def test_shards_of_others_have_no_replica_here_and_none_comes_after_the_end(process):
     process.watched(put_shard(), assigned(0, THEIRS))
     assert process.made == []
     await process.replicas.close()

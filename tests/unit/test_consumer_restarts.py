@@ -40,7 +40,7 @@ WELL = ReplicaStatus(ReplicaCode.PRIMARY)
 
 
 class Etcd:
-    """Notes transactions, and answers as it is told: by an error, by whether one succeeded, else that it did."""
+    """Notes transactions, and answers as the test says: by an error, by whether one succeeded, else that it did."""
 
     def __init__(self):
         self.made = []
@@ -156,7 +156,10 @@ async def test_what_has_failed_is_removed_once_and_only_as_it_is(world):
     await world.is_idle()
     assert not world.pauses
     world.gone()
-    world.etcd.answers = [EtcdError("away"), False]  # and somebody has written its status meanwhile
+    world.etcd.answers = [
+        EtcdError("away"),
+        False,
+    ]  # and another process has written its status meanwhile
     world.assigned(FAILED)
     revision = world.revision
     await world.is_idle()

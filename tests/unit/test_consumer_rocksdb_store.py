@@ -35,7 +35,7 @@ def new_recorder(tmp_path):
 
 
 def small():
-    """Options by which files of rows are many, and are compacted all the time."""
+    """Options that make many files of rows, which are compacted all the time."""
     options = Options(raw_mode=True)
     options.set_write_buffer_size(64 << 10)
     options.set_target_file_size_base(16 << 10)
@@ -324,7 +324,7 @@ async def test_a_snapshot_is_taken_once_the_log_was_flushed_behind_the_commits(t
             longest, snapshots = max(longest, log_bytes), snapshots + (log_bytes < before)
             before = log_bytes
             former = sorted(store._files._logs)[:-1]
-            # RocksDB tells nobody.
+            # RocksDB reports nothing.
             await eventually(lambda: not any((tmp_path / "one" / each).exists() for each in former))  # noqa: B023  called at once
     assert snapshots >= 4
     assert longest < 120_000

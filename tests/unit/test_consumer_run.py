@@ -33,7 +33,7 @@ SPAN = [*(message(each, Flags.CONTINUE_TXN) for each in (1, 2, 3, 4)), message(5
 
 
 class Store:
-    """Commits at once, unless it is told otherwise."""
+    """Commits at once, unless a test asks otherwise."""
 
     def __init__(self):
         self.checkpoints = []
@@ -77,7 +77,7 @@ class Consuming(Application[Any, int]):
         self.clock = ManualClock()
 
     def new_store(self, shard, recorder):
-        raise AssertionError("nobody opens it")
+        raise AssertionError("the tests never open it")
 
     async def _give(self, batches):
         for each in batches:
@@ -236,7 +236,7 @@ async def test_a_commit_that_cannot_be_started_fails_at_once(how):
     assert isinstance(application.ended[0].exception(), StepFailed)
 
 
-async def test_what_an_application_fails_to_read_ends_the_run_behind_what_it_has_read():
+async def test_failed_read_of_an_application_ends_the_run_after_what_was_read():
     class Failing(Consuming):
         async def _give(self, batches):
             yield [message(1)]
@@ -396,7 +396,7 @@ async def test_open_transactions_are_bounded_by_bytes():
 
 
 async def test_a_run_that_is_cancelled_as_it_ends_gives_its_bytes_back():
-    """What it had read counted for its process for good, of which other shards had the less."""
+    """What it had read counted for its process for good, so other shards could read less."""
     is_closing = asyncio.Event()
 
     class Sticky(Consuming):

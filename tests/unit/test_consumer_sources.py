@@ -141,7 +141,7 @@ async def test_shards_share_a_bound_and_each_goes_on(tasks):
 
 class Silent(Application):
     def new_store(self, shard, recorder):
-        raise AssertionError("nobody opens it")
+        raise AssertionError("the tests never open it")
 
 
 class Reading:
@@ -161,7 +161,7 @@ class Reading:
 
 
 class Client:
-    """Tells specs when it may, and how many have asked at once."""
+    """Returns specs when it may, and counts how many calls came at once."""
 
     def __init__(self, expected=0):
         self.may_tell, self.all_read = asyncio.Event(), asyncio.Event()

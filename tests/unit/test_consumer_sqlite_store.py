@@ -47,7 +47,7 @@ def small(monkeypatch):
 
 
 async def check_cuts(recorder, tmp_path, committed, every=1):
-    """Restore from each cut of the log, look at what is there, and go on.
+    """Restore from each cut of the log, compare its state, and go on.
 
     Args:
         committed: of each commit how many operations there were after it, and its rows.
@@ -57,7 +57,7 @@ async def check_cuts(recorder, tmp_path, committed, every=1):
         other = recorder.cut(tmp_path / "cut", cut)
         store, checkpoint = await begun(other)
         assert [row[0] for row in store.db.execute("PRAGMA integrity_check")] == ["ok"]
-        # What is recorded behind the COMMIT itself makes no difference to the state.
+        # What is recorded after the COMMIT itself makes no difference to the state.
         done = sum(bound <= cut for bound in bounds)
         offset = checkpoint.read_through.get("a/journal", 0)
         assert offset in (done, min(done + 1, len(committed)))

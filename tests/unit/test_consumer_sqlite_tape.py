@@ -135,7 +135,7 @@ def test_a_database_that_was_renewed_is_as_long_as_it_is_on_disk(recorder, tape,
     assert played(recorder, tmp_path / "two") == {"db": disk.path.read_bytes()}
 
 
-def test_nothing_is_recorded_behind_the_end(recorder, tape, tmp_path):
+def test_nothing_is_recorded_after_the_end(recorder, tape, tmp_path):
     disk = Disk(tape, tmp_path / "one" / "db")
     disk.write(b"a", 0)
     tape.end()

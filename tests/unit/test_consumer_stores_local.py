@@ -41,7 +41,7 @@ async def test_memories_are_of_one_shard_each():
         await store.restore_checkpoint()
     one.state.append(1)
     await one.start_commit(CHECKPOINT, [])
-    await other.start_commit(Checkpoint(), [])  # nobody has fenced it
+    await other.start_commit(Checkpoint(), [])  # no other store has fenced it
     again = MemoryStore([], shard="one", kept=memories)
     assert await again.restore_checkpoint() == CHECKPOINT
     assert again.state == [1]
@@ -64,7 +64,7 @@ async def test_memory_needs_a_name_and_a_restore():
         MemoryStore(None, shard="a").start_commit(CHECKPOINT, [])
 
 
-async def test_a_commit_goes_on_if_nobody_waits_for_it():
+async def test_commit_goes_on_if_no_caller_waits_for_it():
     store = MemoryStore(None)
     await store.restore_checkpoint()
     need = asyncio.get_running_loop().create_future()
@@ -75,7 +75,7 @@ async def test_a_commit_goes_on_if_nobody_waits_for_it():
     assert await store.restore_checkpoint() == CHECKPOINT
 
 
-async def test_a_commit_tells_which_of_its_needs_failed():
+async def test_commit_names_the_need_that_failed():
     store = MemoryStore(None)
     await store.restore_checkpoint()
     need = asyncio.get_running_loop().create_future()

@@ -90,7 +90,7 @@ def test_reading_stops_after_the_longest_time():
     assert driver.machine.wakes_at is None
     assert not driver.machine.may_take(is_closed=False)
     assert driver.decide(has_message=True, has_entry=True, has_pending=True) is Action.COMMIT
-    # Nothing is there that it would have had to wait for.
+    # Nothing exists that it would have had to wait for.
     driver.now += 2
     driver.commit()
     phases_s = driver.machine.committed(driver.now).times.phases_s()
@@ -178,7 +178,7 @@ def test_ct1_the_prior_commit_may_end_before_the_shortest_time():
     driver.consume()
     driver.now += 0.25
     assert driver.machine.committed(driver.now) is not None
-    # That hurries nobody.
+    # That hurries no one.
     assert driver.decide() is Action.WAIT
     assert driver.machine.wakes_at == 102.0
     assert driver.decide(has_message=True) is Action.CONSUME
@@ -296,7 +296,7 @@ def test_ct4_what_leaves_nothing_to_consume_moves_progress(outcome):
     done = behind.machine.committed(behind.now)
     assert done.read_through == {"a/one": 9 if is_no_op else 5, "a/two": 90}
 
-    # Of an open transaction the checkpoint tells.
+    # The checkpoint says so of an open transaction.
     open_one = Driver()
     open_one.consume()
     assert open_one.machine.took(outcome, "a/one", 9) is None

@@ -112,11 +112,11 @@ class Daemon:
         }
 
     def register(self, partition: str = "000/5") -> None:
-        """What the sensor tells of a Hive partition of the raw table."""
+        """What the sensor reports for a Hive partition of the raw table."""
         self.instance.report_runless_asset_event(AssetMaterialization(RAW, partition=partition))
 
     def make(self, spec: RollupSpec, version: str = "1") -> None:
-        """What a run of a rollup tells."""
+        """What a run of a rollup reports."""
         self.instance.report_runless_asset_event(
             AssetMaterialization(
                 rollup_key(spec.name),
@@ -126,7 +126,7 @@ class Daemon:
         )
 
     def check(self, kind: str | None, *, is_error: bool = True) -> None:
-        """What the sensor tells of all checks of the raw table, of which one finds something."""
+        """What the sensor reports for all checks of the raw table; one finds something."""
         found = [Finding(kind=kind, journal="a", begin=0, end=9, text="?", is_error=is_error)]
         for evaluation in check_evaluations("s.raw", found if kind else []):
             self.instance.report_runless_asset_event(evaluation)
@@ -167,7 +167,7 @@ def test_what_changed_before_the_first_tick_is_not_lost(daemon):
     assert "r.first" in daemon.asked()
 
 
-def test_changed_code_has_a_rollup_made_again(daemon):
+def test_changed_code_rebuilds_a_rollup(daemon):
     daemon.register()
     daemon.make(FIRST)
     daemon.make(SECOND)
@@ -238,7 +238,7 @@ def test_neither_a_warning_nor_a_check_that_blocks_nothing_stops_anything(daemon
     assert daemon.asked() == {"r.first"}
 
 
-def test_overlaps_have_a_rollup_made_again_since_it_reads_the_exact_view(daemon):
+def test_overlaps_rebuild_a_rollup_that_reads_the_exact_view(daemon):
     daemon.register()
     daemon.make(FIRST)
     daemon.make(SECOND)

@@ -115,7 +115,7 @@ def test_reload_once_a_change(tick, tmp_path):
     assert not message  # else Dagster logs it as skipped
     assert tick(cursor)[2] == asked[:1]
     cursor = tick(cursor)[0]
-    (tmp_path / "broken.yaml").write_text("name: [")  # whose assets are told of as well
+    (tmp_path / "broken.yaml").write_text("name: [")  # whose assets are reported as well
     assert len(tick(cursor)[2]) == 2
 
 

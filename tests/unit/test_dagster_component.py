@@ -1,4 +1,4 @@
-"""A lake in a project of somebody's own: by a defs.yaml, and by one function call."""
+"""A lake in a user's own project: by a defs.yaml, and by one function call."""
 
 import json
 import shutil
@@ -99,7 +99,7 @@ def project(tmp_path, monkeypatch, request):
 
 
 def shown(definitions):
-    """What there is of a lake, as Dagster shows it."""
+    """The parts of a lake, as Dagster shows them."""
     repository = definitions.get_repository_def()
     graph = repository.asset_graph
     return (

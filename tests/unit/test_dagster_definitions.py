@@ -159,7 +159,7 @@ def test_a_rollup_depends_on_all_partitions_of_a_raw_table(settings):
     assert isinstance(graph.get_partition_mapping(key, FLIGHTS), AllPartitionMapping)
 
 
-def test_a_table_whose_spec_is_refused_is_there_with_its_check(settings):
+def test_table_whose_spec_is_refused_exists_with_its_check(settings):
     from pathlib import Path
 
     (Path(settings.tables) / "lost.yaml").write_text("name: s.lost\nselector: [")
@@ -258,7 +258,7 @@ def test_a_condition_says_in_words_how_often_it_is_looked_at(settings):
     assert nightly.get_label() == "sources changed, when 0 3 * * * has passed"
 
 
-def test_rollups_are_there_if_their_engine_is(settings):
+def test_rollups_exist_if_their_engine_does(settings):
     from dataclasses import replace
 
     def made(**changes):

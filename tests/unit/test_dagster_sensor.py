@@ -106,7 +106,7 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
     }
 
 
-def test_quiet_tick_tells_nothing_and_keeps_the_cursor(platform):
+def test_quiet_tick_reports_nothing_and_keeps_the_cursor(platform):
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     platform.tick()
@@ -118,7 +118,7 @@ def test_quiet_tick_tells_nothing_and_keeps_the_cursor(platform):
     assert again.cursor == first.cursor
 
 
-def test_replay_after_a_lost_cursor_tells_nothing_twice(platform):
+def test_replay_after_a_lost_cursor_reports_nothing_twice(platform):
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     cursor = platform.tick().cursor
@@ -172,7 +172,7 @@ def test_tick_reports_no_rows_that_the_metastore_refused(platform, monkeypatch):
     assert numbers(platform.instance, "a") == {"05": [1]}
 
 
-def test_a_lost_dagster_home_is_told_everything_again(platform):
+def test_lost_dagster_home_gets_everything_again(platform):
     platform.write_spec("a")
     for n in range(3):
         platform.files.append("a/part=0", line(n), postfix="hour=05")
@@ -203,8 +203,8 @@ def test_a_tick_does_not_read_all_partitions_that_there_ever_were(platform, monk
     assert request.partition_keys == ["06"]
 
 
-def test_what_somebody_reports_in_the_ui_is_not_counted_from(platform):
-    """An event without numbers says nothing of what was told before."""
+def test_reports_in_the_ui_are_not_counted_from(platform):
+    """An event without numbers says nothing of what was reported before."""
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     platform.tick()
@@ -238,7 +238,7 @@ def test_events_repeat_the_columns_only_if_the_spec_lacks_some(platform):
     assert "dagster/column_schema" not in second.metadata
 
 
-def test_what_others_registered_is_told(platform):
+def test_what_others_registered_is_reported(platform):
     """Such as `gazctl lake flush`, beside the sensor; also long ago, by a round over what is old."""
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
@@ -332,7 +332,7 @@ def test_broken_spec_and_bad_data_hold_up_no_other_table(platform):
     assert "s.bad: fragment" in again.skip_reason.skip_message
 
 
-def test_problem_that_has_gone_is_told_once(platform):
+def test_problem_that_has_gone_is_reported_once(platform):
     platform.write_spec("a")
     bad = platform.files.append("a/part=0", b"not json\n")
     platform.tick()
@@ -384,7 +384,7 @@ def test_a_journal_that_cannot_be_listed_holds_up_nothing_else(platform, error):
 
 
 def test_a_journal_that_is_gone_holds_up_no_audit_and_stays_exact(platform):
-    """Its files are still in the table, and nobody can look at them again."""
+    """Its files are still in the table, and no one can look at them again."""
     platform.write_spec("a")
     platform.files.append("a/part=1", line(1), postfix="hour=05")
     platform.files.append("a/part=0", line(1) + line(2), postfix="hour=05")
@@ -428,7 +428,7 @@ def passed(platform):
     return {e.check_name: e.passed for e in platform.checks}
 
 
-def test_checks_are_green_and_told_once(platform):
+def test_checks_are_green_and_reported_once(platform):
     platform.write_spec("a")
     for n in range(3):
         platform.files.append("a/part=0", line(n), postfix="hour=05")
@@ -454,7 +454,7 @@ def test_green_checks_say_how_much_was_checked(platform):
     assert platform.kept_up["a"].description == (
         "The spec is good, and all stored content of 2 journals is registered."
     )
-    # Events are kept for ever: what is less than 1 % more is told after ten minutes.
+    # Events are kept for ever: what is less than 1 % more is reported after ten minutes.
     platform.files.append("a/part=0", line(1), postfix="hour=06")
     platform.tick()
     assert platform.checks == []
@@ -568,7 +568,7 @@ def test_gap_is_a_warning_that_says_what_to_do(platform):
     assert "else nothing is to be done" in warning.description
 
 
-def test_damaged_fragment_stays_told_until_it_is_restored(platform):
+def test_damaged_fragment_stays_reported_until_it_is_restored(platform):
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     bad = platform.files.append("a/part=0", line(2), postfix="hour=05")
@@ -657,7 +657,7 @@ def cursor_text(more):
     return json.dumps({"__class__": pack({**RegistrationCursor().to_json(), **more})})
 
 
-def test_cursor_keeps_problems_told():
+def test_cursor_keeps_reported_problems():
     cursor = SensorCursor(
         RegistrationCursor({"s.a": {"a/part=0": JournalCursor(9, 3, ((1, 2),))}}),
         problems={"s.a": problem_digest(["x"])},
@@ -731,7 +731,7 @@ def test_a_partition_that_a_repair_emptied_is_reported_though_its_tick_ended(
     assert platform.tick().asset_events == []
 
 
-def test_what_dagster_was_told_is_looked_at_again_in_slices(platform, monkeypatch):
+def test_events_in_dagster_are_looked_at_again_in_slices(platform, monkeypatch):
     slices = []
 
     def accounts(session, table, keys):

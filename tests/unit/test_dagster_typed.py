@@ -65,7 +65,7 @@ def instance():
         yield made
 
 
-def test_what_there_is_of_a_typed_table():
+def test_objects_of_a_typed_table():
     made = definitions(spark="spark", upkeep=UpkeepEngine("spark", "spark"))
     repository = made.get_repository_def()
     graph = repository.asset_graph

@@ -1,4 +1,4 @@
-"""What Dagster is told of typed tables: whatever differs from what it was told, whoever ran them."""
+"""What is reported to Dagster about typed tables: whatever differs from its last event, whoever ran them."""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ SPEC = spec()
 
 
 class Platform:
-    """Typed tables in a catalog on disk, and a Dagster that is told of them."""
+    """Typed tables in a catalog on disk, and a Dagster that gets their events."""
 
     def __init__(self, folder, instance):
         self.world = World(folder)
@@ -51,7 +51,7 @@ class Platform:
         self.problems = []
 
     def publish(self, ns, *, bad=0, **told):
-        """A run of somebody's."""
+        """A run by another program."""
         handle, table = self.world.open()
         quarantine = self.world.quarantine()
         counts = Counts(
@@ -107,7 +107,7 @@ class Platform:
         return outcome.events
 
     def told(self, *pairs):
-        """What a tick told of tables."""
+        """What a tick reported about tables."""
         events = [e for e in self.tick(*pairs) if isinstance(e, AssetMaterialization)]
         return {e.asset_key.to_user_string(): values_of(e) for e in events}
 
@@ -159,7 +159,7 @@ def test_what_was_published_is_reported_once_with_figures_and_columns(platform):
     )
 
 
-def test_a_dagster_that_lost_its_home_is_told_again(platform):
+def test_dagster_that_lost_its_home_gets_all_again(platform):
     platform.publish([1, 2])
     platform.tick()
     with new_instance() as other:
@@ -183,14 +183,14 @@ def test_what_a_run_of_dagsters_is_at_is_left_to_it(platform):
     def run():
         platform.publish([1, 2])
         told.append(platform.tick())
-        # It would tell of it now.
+        # It would report it now.
 
     materialize([run], instance=platform.instance)
     assert told == [[]]
     assert platform.told()["typed/flights"]["rows_added"] == 2
 
 
-def test_upkeep_is_no_news(platform):
+def test_upkeep_is_not_news(platform):
     platform.publish([1, 2])
     platform.tick()
     table = platform.world.handle().load().token
@@ -213,7 +213,7 @@ def test_quarantined_records_are_reported_and_turn_their_check_yellow_then_red(p
     assert platform.checks()["quarantine"][:2] == (True, False)
 
 
-def test_rows_that_nobody_published_turn_a_blocking_check_red_until_they_are_gone(platform):
+def test_rows_that_no_run_published_turn_a_blocking_check_red(platform):
     platform.publish([1, 2])
     assert platform.checks()["complete"][1]
     table = platform.world.handle().load().token
@@ -250,7 +250,7 @@ def test_what_a_store_has_for_long_and_holes_turn_freshness_red(platform):
     assert "stands still before offset 5: pruned" in platform.checks()["fresh"][2]
 
 
-def test_brokers_that_are_away_keep_nothing_that_was_published_from_being_told(platform):
+def test_publications_are_reported_while_brokers_are_away(platform):
     platform.behind = TransportError("no broker")
     platform.publish([1])
     assert platform.told()["typed/flights"]["rows_added"] == 1

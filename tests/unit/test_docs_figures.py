@@ -1,4 +1,4 @@
-"""Pages that help to decide tell the figures of the kept run, and no others."""
+"""Pages that help to decide show the figures of the kept run, and no others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PHRASES = [
 
 
 @pytest.mark.parametrize(("page", "phrase"), PHRASES)
-def test_a_page_tells_what_was_measured(page, phrase):
+def test_page_shows_what_was_measured(page, phrase):
     assert phrase in " ".join((ROOT / page).read_text().split())
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the pages: each is there, is shown, says what it shows, and is small."""
+"""Pictures of the pages: each exists, is shown, says what it shows, and is small."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BYTES_MAX = 150_000
 PALETTE = 3
 
 
-def test_every_picture_of_a_page_is_there_with_a_text_for_those_who_do_not_see_it():
+def test_every_picture_of_a_page_exists_with_a_text_for_those_who_do_not_see_it():
     assert SHOWN
     assert not [f"{page}: {path}" for path, (page, _) in SHOWN.items() if not path.is_file()]
     assert not [f"{page}: {path}" for path, (page, text) in SHOWN.items() if len(text) < 20]

@@ -100,7 +100,7 @@ def test_every_variable_is_documented():
     assert documented == used
 
 
-def test_the_tree_of_journal_specs_is_one_and_is_deleted_as_told():
+def test_tree_of_journal_specs_is_one_and_is_deleted_as_documented():
     text = (REFERENCE / "journal-specs.md").read_text()
     (tree,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     changes = parse_journal_tree(tree.encode())

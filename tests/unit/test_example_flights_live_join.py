@@ -36,7 +36,7 @@ def both(**changes):
     return {"trino": told, "spark": told}
 
 
-def test_a_report_tells_what_came_of_it():
+def test_report_says_what_came_of_it():
     assert report().is_ok
     assert report().line() == (
         "flights-live: ok played=10 enriched=10 taken_back=2 trino=10 spark=10 rollups=3"
@@ -60,7 +60,7 @@ def test_a_report_tells_what_came_of_it():
         both(rollups={}),
     ],
 )
-def test_what_is_missing_or_there_twice_is_no_success(changes):
+def test_missing_or_doubled_rows_are_not_a_success(changes):
     wrong = report(**changes)
     assert not wrong.is_ok
     assert wrong.line().startswith("flights-live: FAILED ")

@@ -8,7 +8,7 @@ from gazette_platform.message import NO_UUID, Envelope
 
 
 @pytest.mark.parametrize("record", [["x" * 10**6], ["9" * 10**5] * 16, []])
-def test_what_is_no_ride_is_reported_in_short(record):
+def test_invalid_ride_is_reported_in_short(record):
     with pytest.raises(
         ApplicationFailed, match="rides at 7: expected a UUID and the 15 columns"
     ) as caught:

@@ -69,8 +69,8 @@ def test_a_copy_made_of_links_takes_nothing_from_its_original(home, take):
     [("inode {inode} born {born}", None), (None, 0)],
     ids=["no device and no records", "birth is unknown now"],
 )
-def test_a_home_is_no_copy_if_less_is_known_of_its_place(home, take, monkeypatch, said, born):
-    """After an update of the kernel, or of the library that asks it, more or less is told."""
+def test_home_is_not_a_copy_if_less_is_known_of_its_place(home, take, monkeypatch, said, born):
+    """After an update of the kernel, or of the library that asks it, more or less is reported."""
     info = home.folder.stat()
     values = {"inode": info.st_ino, "born": birth_ns(home._lock_fd)}
     if said is not None:
@@ -97,7 +97,7 @@ def test_a_snapshot_of_a_disk_proves_no_end_of_a_process(home, take):
     assert (found.is_copied, found.former_has_ended) == (False, False)
 
 
-@pytest.mark.parametrize("said", ["1:2", "inode 1 born 2", "what nobody understands"])
+@pytest.mark.parametrize("said", ["1:2", "inode 1 born 2", "what no one understands"])
 def test_a_home_of_another_place_is_a_copy(home, take, said):
     (home.folder / "place").write_text(said)
     crash_home(home)
@@ -106,7 +106,7 @@ def test_a_home_of_another_place_is_a_copy(home, take, said):
 
 
 @pytest.mark.parametrize("is_said", [True, False])
-def test_a_copy_of_which_the_place_is_still_to_come_is_one(home, take, is_said):
+def test_copy_whose_place_is_still_to_come_is_one(home, take, is_said):
     """On a full disk a home may be without."""
     copied(home, ignore=shutil.ignore_patterns("place"))
     if not is_said:
@@ -148,7 +148,7 @@ def test_a_copy_that_was_made_while_files_came_keeps_them(home, take):
 
 
 def test_records_without_an_owner_are_left_alone(home, take):
-    """Somebody may be copying them here at this moment, or may restore the owner's file."""
+    """An operator may be copying them here at this moment, or may restore the owner's file."""
     home.tenure("a/journal", 1).record(0, state_of(7, 7))
     crash_home(home)
     said = (home.folder / "home.json").read_bytes()

@@ -135,7 +135,7 @@ async def test_i4_missing_byte_zero(index, clock):
     assert result.fragment == remote(100, 200, now)
 
 
-def test_a_lookup_tells_what_it_skips_unless_that_is_missing_for_long(index, clock):
+def test_lookup_reports_what_it_skips_unless_that_is_missing_for_long(index, clock):
     now = int(clock.now().timestamp())
     index.replace_remote(listed(remote(100, 200, now - 9), remote(200, 300, now)))
     assert index.lookup(100).skips is None
@@ -301,7 +301,7 @@ async def test_a_listing_that_began_before_the_persist_does_not_lose_it(index):
     index.add_remote(remote(0, 100))
     index.replace_remote(listed(), listing=listing)
     assert list(await index.inspect()) == [remote(0, 100)]
-    # The next listing began later, so it is the truth: somebody removed the object.
+    # The next listing began later, so it is the truth: another program removed the object.
     index.replace_remote(listed(), listing=index.listing_began())
     assert list(await index.inspect()) == []
 
@@ -368,6 +368,6 @@ def test_summary_of_an_empty_index(index):
     assert index.summary == IndexSummary(0, 0, 0)
 
 
-async def test_summary_tells_the_time_of_the_last_fragment(index):
+async def test_summary_has_the_time_of_the_last_fragment(index):
     index.replace_remote(listed(remote(0, 100, 5), remote(100, 200, 9)))
     assert index.summary == IndexSummary(0, 200, 9)

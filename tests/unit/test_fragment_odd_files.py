@@ -138,7 +138,7 @@ def test_home_without_heads_is_left_alone(tmp_path, find, caplog, spoil):
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("spoil", ODD_FILES.values(), ids=ODD_FILES.keys())
-def test_record_of_a_closed_fragment_that_is_no_file_is_torn(tmp_path, find, spoil):
+def test_record_of_a_closed_fragment_without_a_file_is_torn(tmp_path, find, spoil):
     _, tenure = written(tmp_path, ODD)
     written(tmp_path, OTHER)
     spoil(tenure.path(1, "sealed"))
@@ -153,7 +153,7 @@ def test_record_of_a_closed_fragment_that_is_no_file_is_torn(tmp_path, find, spo
     "name", ["77.content", f"{'9' * 200}.content", "0001.content", "1.sealed.x"]
 )
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, to_passwd], ids=["folder", "fifo", "link"])
-def test_what_is_no_file_of_a_fragment_stays_and_harms_nothing(tmp_path, find, name, make):
+def test_file_that_belongs_to_no_fragment_stays_and_harms_nothing(tmp_path, find, name, make):
     folder, tenure = written(tmp_path, ODD)
     stray = folder / f"{tenure.id}.{name}"
     make(stray)
@@ -166,7 +166,7 @@ def test_what_is_no_file_of_a_fragment_stays_and_harms_nothing(tmp_path, find, n
     file.release()
 
 
-def test_files_of_nobody_are_told_of_once(tmp_path, find, caplog):
+def test_files_without_an_owner_are_reported_once(tmp_path, find, caplog):
     folder, _ = written(tmp_path, ODD)
     for number in range(200):
         (folder / f"{number:016x}.1.content").write_bytes(b"content")

@@ -69,7 +69,7 @@ async def test_pe2_primary_persists_at_once_with_the_current_spec(bench):
     assert bench.is_closed(spool)
 
 
-async def test_pe3_spools_that_nobody_wants_are_dropped(bench):
+async def test_pe3_unwanted_spools_are_dropped(bench):
     spools = []
     for stores in ([], None):
         if stores is None:
@@ -161,7 +161,7 @@ async def test_a_flush_does_not_wait_for_what_comes_later(bench):
     assert len(bench.persister) == 0
 
 
-async def test_drain_tells_what_it_could_not_persist(bench, caplog):
+async def test_drain_reports_what_it_could_not_persist(bench, caplog):
     gate = bench.registry.get("file:///").gate = asyncio.Event()
     spool = bench.spool()
     bench.persister.add(spool)
@@ -317,7 +317,7 @@ async def test_what_is_compressed_is_kept_for_a_store_that_is_away(bench):
 
 async def test_an_unforeseen_error_is_one_of_its_fragment(bench, tasks, caplog):
     store = bench.registry.get("file:///")
-    store.faults = [RuntimeError("nobody thought of this")]
+    store.faults = [RuntimeError("this is unforeseen")]
     first, second = bench.spool(), bench.spool(begin=len(CONTENT))
     bench.persister.add(first)
     await bench.settle()
@@ -356,7 +356,7 @@ async def test_replicas_skip_what_stands_in_another_partition(bench):
 
 
 @pytest.mark.parametrize("held", [(0, 1000), (1000, 2000)], ids=["begin", "end"])
-async def test_a_replica_of_which_the_store_holds_a_part_is_stored_whole(bench, held):
+async def test_replica_with_a_part_in_the_store_is_stored_whole(bench, held):
     begin, end = held
     bench.persister.add(bench.spool(begin=begin, content=CONTENT[begin:end]))
     await bench.settle()

@@ -91,7 +91,7 @@ async def test_what_always_fails_takes_its_turn_and_holds_up_nothing(bench):
     for _ in range(3):
         await bench.retry()
     assert bench.stored == [good.fragment.content_path]
-    # Two each, of which the last was with the good one, upon which all were tried.
+    # Two each; the last was with the good one, upon which all were tried.
     assert len(refused) == 2 + 2 + 5 + (5 - 4)
     refused.clear()
     await bench.retry()

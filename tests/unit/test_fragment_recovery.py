@@ -169,7 +169,7 @@ def test_end_that_was_taken_back_counts(disk):
     assert found.is_whole
 
 
-def test_closed_fragment_of_which_less_counts(disk):
+def test_closed_fragment_that_counts_less(disk):
     tenure = disk.begin()
     file = put(tenure, b"content that is refused", registers=LONG)
     tenure.record(0, state_of(23, 23, LONG))
@@ -258,7 +258,7 @@ def damage_record(disk, tenure, number):
 
 
 def test_record_that_is_torn_may_have_been_the_last_one(disk):
-    """While the machine runs a write within a slot is there or not: this is damage."""
+    """While the machine runs a write within a slot exists or not: this is damage."""
     tenure = disk.begin()
     file = put(tenure, b"content")
     write_all(file.fd, b" and more", 7)
@@ -361,7 +361,7 @@ def test_fragment_that_was_about_to_be_closed_is_whole(disk):
     assert contents(found) == [(0, b"content")]
 
 
-def test_last_block_may_be_cut_behind_its_record(disk):
+def test_last_block_may_be_cut_after_its_record(disk):
     tenure = disk.begin()
     put(tenure, b"content")
     os.truncate(tenure.folder / "heads", slot_at(1) + 500)
@@ -386,13 +386,13 @@ def test_registers_that_are_lost_make_it_not_whole(disk):
         ({"synced_to": 4}, b"cont", False),
         ({"digested_to": 5, "digest": sha1(b"conte")}, b"conte", False),
         ({"synced_to": 6, "digested_to": 5, "digest": sha1(b"conte")}, b"content"[:6], False),
-        # What was synced is there, whatever became of what was not.
+        # What was synced exists, whatever became of what was not.
         ({"synced_to": 4, "digested_to": 5, "digest": sha1(b"lost.")}, b"cont", False),
         ({"synced_to": 5, "digested_to": 4, "digest": sha1(b"lost")}, b"", False),
         ({"synced_to": 7}, b"content", False),
         ({"is_durable": True, "synced_to": 7}, b"content", True),
         ({"is_durable": True, "digested_to": 5, "digest": sha1(b"lost.")}, b"", False),
-        # All of it was on disk: what differs is damage, of which nobody knows how far it goes.
+        # All of it was on disk: what differs is damage, and no one knows how far it goes.
         (
             {"is_durable": True, "synced_to": 4, "digested_to": 5, "digest": sha1(b"lost.")},
             b"",
@@ -459,7 +459,7 @@ def test_boot_that_is_not_known_proves_nothing(disk):
 
 
 def test_content_without_a_record_stays_after_a_power_failure(disk):
-    """Its record may be what was lost; only where each was synced it is a draft, and hinders nobody."""
+    """Its record may be what was lost; only where each was synced it is a draft, and hinders no one."""
     tenure = disk.begin()
     put(tenure, b"content", is_durable=True, synced_to=7)
     draft = tenure.content_file(7)
@@ -603,7 +603,7 @@ while True:
 
 
 def test_killed_process_leaves_all_that_it_said(tmp_path):
-    """Several in a row, each of which goes on where the one before was killed."""
+    """Several in a row; each goes on where the one before was killed."""
     rng = random.Random(1)
     content, said_end = {}, 0
     for generation in range(6):

@@ -244,7 +244,7 @@ async def test_what_is_persisted_while_a_listing_runs_is_not_asked_for(tmp_path)
 
 
 class Waiting:
-    """Somebody waits for the first listing of two stores."""
+    """A caller waits for the first listing of two stores."""
 
     def __init__(self, registry, tasks):
         self.clock = ManualClock()
@@ -288,7 +288,7 @@ async def test_a_first_listing_that_comes_back_in_time_is_none_that_failed(regis
     assert await bench.waiting == ""
 
 
-async def test_a_first_listing_that_fails_as_nobody_foresaw_is_told_too(registry, tasks):
+async def test_unforeseen_failure_of_a_first_listing_is_reported(registry, tasks):
     bench = Waiting(registry, tasks)
     for _ in range(2):
         with pytest.raises(KeyError):

@@ -129,7 +129,7 @@ def test_a_gap_is_made_only_before_what_reads_jump_to():
     assert plan.jumpable_at == NOW_S + HOUR_S
     # At the beginning, reads jump whatever the age.
     assert removed(of(5), PruneRule(end=30)) == [(0, 10), (10, 20), (20, 30)]
-    # Of a local one, nobody knows since when it will have been stored.
+    # Of a local one, it is unknown since when it will have been stored.
     behind = [Fragment("a/one", 30, 50)]
     assert removed([*of(7)[:3], stored(60, 70, 9)], middle, local=behind) == []
 
@@ -148,7 +148,7 @@ def test_by_age_an_older_fragment_behind_a_younger_one_waits_likewise():
     assert removed(found) == [(10, 20)]
 
 
-def test_a_gap_that_was_there_before_keeps_nothing():
+def test_former_gap_keeps_nothing():
     found = [stored(0, 10, 48), stored(10, 20, 48), stored(50, 60, 1), stored(80, 90, 1)]
     assert removed(found) == [(0, 10), (10, 20)]
 

@@ -264,7 +264,7 @@ def test_a_completed_spool_lags_in_nothing(make, small_batches):
 
 # ------------------------------------------------------------------------------------ disk errors
 class BrokenOnce:
-    """An `os` function that fails, or does half of its work, as often as told."""
+    """An `os` function that fails, or does half of its work, as often as the test says."""
 
     def __init__(self, function, outcomes):
         self.function = function
@@ -323,7 +323,7 @@ def test_s8_compression_that_failed_is_left_to_the_persister(
     held.release()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(held.fd)
-    assert spool.compress_lag == 0, "nobody tries again and again"
+    assert spool.compress_lag == 0, "no one tries again and again"
     completed = spool.complete()
     assert completed.compressed is None
     assert gzip.decompress(stored(completed, tmp_path)) == b"0123456789abcdefghij!"

@@ -137,7 +137,7 @@ def test_a_copied_home_proves_no_end_of_its_process(tmp_path, make, again):
     assert found["copy"].former == OWNER
 
 
-def test_a_home_that_was_moved_on_its_disk_is_no_copy(tmp_path, make, again):
+def test_home_that_was_moved_on_its_disk_is_not_a_copy(tmp_path, make, again):
     """Inode and birth stay, also if the disk gets another number when it is mounted again."""
     home = make()
     crash_home(home)
@@ -223,7 +223,7 @@ def test_home_without_a_place_is_taken_over(make, again):
     assert [one.former_has_ended for one in again()] == [False]
 
 
-def test_home_that_does_not_say_whose_it_is_is_told_of(make, again, caplog):
+def test_home_without_an_owner_is_reported(make, again, caplog):
     home = make()
     put(home.tenure("a/journal", 7), b"acknowledged")
     (home.folder / "home.json").unlink()
@@ -302,7 +302,7 @@ def test_closed_home_writes_nothing_more(make, tmp_path):
     assert (tmp_path / "other").read_bytes() == (tmp_path / "b").read_bytes() == b""
 
 
-def test_owner_is_told_again(make, again):
+def test_owner_is_reported_again(make, again):
     home = make()
     home.own(Owner("1f/gazette", "zone#one", "boot", lease=77))
     (found,) = again(home)
@@ -330,7 +330,7 @@ def test_folder_that_a_group_may_write_to_is_made_private(tmp_path, make):
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_what_is_no_folder_of_ours_is_refused(tmp_path, kind):
+def test_foreign_folder_is_refused(tmp_path, kind):
     base = tmp_path / SPOOLS
     if kind == "link":
         (tmp_path / "elsewhere").mkdir()
@@ -351,7 +351,7 @@ def test_folder_of_another_user_is_refused(tmp_path):
         SpoolHome.make(tmp_path, OWNER)
 
 
-def test_home_that_somebody_removes_while_it_is_made_is_made_again(make, monkeypatch):
+def test_home_that_is_removed_while_it_is_made_is_made_again(make, monkeypatch):
     """Brokers that start look for homes at the same time, and remove what is empty."""
     real, removed = fcntl.flock, []
 

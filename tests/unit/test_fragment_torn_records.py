@@ -65,7 +65,7 @@ def test_what_was_recorded_last_is_believed(tmp_path):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_torn_record_may_be_the_last_one(tmp_path, number):
-    """No process that ends tears a record, so that either of them may have been told to somebody."""
+    """No process that ends tears a record, so a caller may have got either of them."""
     damage(left_by(OWNER, tmp_path, 5, len(CONTENT)), number)
     home, found = recovered(tmp_path)
     assert not found.is_whole
@@ -76,7 +76,7 @@ def test_a_torn_record_may_be_the_last_one(tmp_path, number):
     home.close()
 
 
-def test_a_record_that_was_under_way_at_a_power_failure_was_told_to_nobody(tmp_path):
+def test_record_under_way_at_a_power_failure_reached_no_caller(tmp_path):
     former = replace(OWNER, boot="before")
     damage(left_by(former, tmp_path, 5, len(CONTENT), is_durable=True), 2)
     home, found = recovered(tmp_path)
@@ -87,7 +87,7 @@ def test_a_record_that_was_under_way_at_a_power_failure_was_told_to_nobody(tmp_p
 
 
 def test_content_is_kept_whose_only_record_is_torn(tmp_path):
-    """It looks like a draft, which nobody was told of."""
+    """It looks like a draft, which no caller got."""
     end = len(CONTENT)
     home = SpoolHome.make(tmp_path, OWNER)
     tenure = home.tenure("a/journal", 7)

@@ -194,7 +194,7 @@ async def test_early_answer_stops_what_is_sent(ours, open_channel):
 
 
 # ----------------------------------------------------------------------------------- connections
-async def test_nobody_listens_and_then_somebody_does(open_channel, free_port):
+async def test_channel_connects_once_a_server_listens(open_channel, free_port):
     channel = open_channel(f"127.0.0.1:{free_port}")
     assert channel.condition is Condition.UNKNOWN
     code, text = await error_of(unary(channel).answer())

@@ -121,7 +121,7 @@ async def test_hostile_bytes_harm_only_their_connection(raw, caplog):
     assert not [one for one in caplog.messages if "the event loop was blocked" not in one]
 
 
-async def test_goaway_tells_the_fault_before_the_connection_closes():
+async def test_goaway_names_the_fault_before_the_connection_closes():
     async with Bench() as bench, wire_to(bench) as wire:
         await wire.send(START + frame(PING, 0, 1, bytes(8)))
         heard = await wire.hear()

@@ -248,7 +248,7 @@ def test_call_succeeds_after_what_is_to_be_ignored(raw):
     ]
 
 
-def test_blanks_around_a_value_are_no_fault():
+def test_blanks_around_a_value_are_not_a_fault():
     assert played(headers(1, (b"a", b" b\t")) + DONE).outcome() is None
 
 

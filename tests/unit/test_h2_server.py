@@ -292,7 +292,7 @@ async def test_drain_of_idle_clients_takes_no_longer_than_they_need(bench, chann
 
 
 # ------------------------------------------------------------------------------------------- limits
-async def test_reader_that_stops_is_told_to_come_back():
+async def test_reader_that_stops_is_asked_to_come_back():
     bench = Bench(limits=replace(LIMITS, stall_s=0.3))
     async with bench, open_channel(bench.address) as channel:
         call = channel.unary_stream(f"/{SERVICE}/Download")(b"100 1000000")

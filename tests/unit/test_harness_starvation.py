@@ -1,4 +1,4 @@
-"""Runs that were starved are told from those that failed, and each from those that are ok."""
+"""Runs that were starved differ from those that failed, and each from those that are ok."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_lock_of_a_process_that_has_ended_is_broken_at_once(metastore):
     assert is_free(metastore)
 
 
-def test_a_lock_of_this_process_that_nobody_holds_is_broken_at_once(metastore):
+def test_lock_of_this_process_without_a_holder_is_broken_at_once(metastore):
     """As when the answer to a lock, or an unlock, is lost with its connection."""
     left_behind(metastore, f"{this_process()} 0")
     assert is_free(metastore)

@@ -391,7 +391,7 @@ def test_tests_wait_for_what_they_expect_and_not_for_a_time():
 
 
 def test_mutants_are_of_modules_tests_and_lines_that_exist():
-    """One that was renamed would be broken no more, and nobody would notice."""
+    """One that was renamed would be broken no more, and no one would notice."""
     mutants = tomllib.loads((ROOT / "tests/mutants.toml").read_text())
     package = ROOT / "gazette_platform"
     files = [package / name for name in mutants["tests"]]

@@ -1,4 +1,4 @@
-"""The catalog of typed tables, as settings name it, and what Spark, Trino, Dagster and programs are told of it."""
+"""The catalog of typed tables, as settings name it, and the settings that Spark, Trino, Dagster and programs get."""
 
 import json
 import pickle
@@ -215,7 +215,7 @@ def test_catalog_in_a_database_needs_a_warehouse():
 
 
 def blocks(word):
-    """Of the guide: addresses, and the properties that it tells for each."""
+    """Of the guide: addresses, and the properties that it names for each."""
     text = (Path(__file__).parents[2] / "docs" / "guides" / "catalogs.md").read_text()
     for address, body in re.findall(
         rf"^```properties {word}=(\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
@@ -230,7 +230,7 @@ def login_of(address):
     return catalog, environment, CatalogLogin.from_environment(catalog, environment)
 
 
-def test_guide_tells_spark_what_the_platform_does(monkeypatch):
+def test_guide_gives_spark_the_settings_of_the_platform(monkeypatch):
     found = dict(blocks("spark"))
     assert len(found) == 2
     for address, told in found.items():
@@ -244,7 +244,7 @@ def test_guide_tells_spark_what_the_platform_does(monkeypatch):
         assert {name for name in ours if name.startswith(prefix)} <= set(told)
 
 
-def test_guide_tells_trino_what_the_platform_does():
+def test_guide_gives_trino_the_settings_of_the_platform():
     found = dict(blocks("trino"))
     assert len(found) == 2
     for address, told in found.items():
@@ -293,7 +293,7 @@ def platform(tmp_path, monkeypatch, **given):
     return layout, endpoints_of(options, ports), components_of(layout, options, ports)
 
 
-def test_platform_tells_programs_and_trino_of_the_catalog(tmp_path, monkeypatch):
+def test_platform_gives_the_catalog_to_programs_and_trino(tmp_path, monkeypatch):
     monkeypatch.setenv("GAZETTE_ICEBERG_PASSWORD", "hidden")
     layout, endpoints, components = platform(tmp_path, monkeypatch, catalog=SQL)
     told = environment_of(layout, endpoints, has_trino=True)

@@ -146,7 +146,7 @@ def test_of_two_assignments_of_one_member_one_counts(mirror, caplog, slots):
     assert mirror.state.route_of(SPEC.name).members == (B,)
 
 
-def test_an_assignment_that_moves_is_no_conflict(mirror, caplog):
+def test_assignment_that_moves_is_not_a_conflict(mirror, caplog):
     mirror.load((item_key("/p", SPEC.name), encode_journal_spec(SPEC)))
     for old, new in ((2, 1), (1, 0), (0, 1)):
         mirror.change((assignment_key("/p", SPEC.name, A, old), b""))

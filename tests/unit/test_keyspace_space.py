@@ -45,7 +45,7 @@ HEADER_AT = {"cluster_id": 0xC, "member_id": 0xA, "raft_term": 3}
 
 
 class IntView:
-    """Values are decimal integers; records what it was told."""
+    """Values are decimal integers; records its calls."""
 
     def __init__(self):
         self.values: dict[str, int] = {}
@@ -284,12 +284,12 @@ def test_route_has_members_in_key_order_and_known_endpoints(brokers):
     assert state.changes.members == {B}
 
 
-def test_ks1_journal_is_consistent_once_all_values_tell_its_route(brokers):
+def test_ks1_journal_is_consistent_once_all_values_have_its_route(brokers):
     seed(brokers)
     state = brokers.state
     value = encode_route(state.route_of("item/a"))
     assert not state.is_consistent("item/a")
-    assert state.is_consistent("item/b")  # nobody is assigned: nobody disagrees
+    assert state.is_consistent("item/b")  # no broker is assigned: none disagrees
     first, second = (a.key for a in state.assignments_of("item/a"))
     brokers.apply_batches([batch(put(first, value, 6, create=2, version=2))])
     assert not state.is_consistent("item/a")
@@ -312,7 +312,7 @@ def test_ks1_journal_is_consistent_once_all_values_tell_its_route(brokers):
         ([Route((A, B), 1)] * 3, False),
     ],
 )
-def test_ks1_all_assignments_must_tell_the_route_that_is(brokers, told, consistent):
+def test_ks1_all_assignments_must_have_the_present_route(brokers, told, consistent):
     keys = [
         assignment_key("/p", "item/a", m, slot)
         for m, slot in zip((A, B, C), (1, 0, 2), strict=True)

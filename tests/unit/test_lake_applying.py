@@ -86,7 +86,7 @@ def test_specs_are_checked_against_each_other_and_the_folder():
     assert "view that table shop.old of old.yaml gets" in told(view)
 
 
-def test_journals_are_looked_at_before_any_fragment_is_there():
+def test_journals_are_looked_at_before_the_first_fragment():
     spec = parse_table_spec(SPEC + "partitions: [{name: date, type: date}]\n")
     template = 'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
     assert "matches no journal" in told(problems_with_journals(spec, [], AT))
@@ -111,7 +111,7 @@ def test_journals_are_looked_at_before_any_fragment_is_there():
     assert len(problems_with_journals(spec, many, AT)) < 10
 
 
-def test_a_postfix_that_only_brokers_can_tell_is_said():
+def test_postfix_that_only_brokers_know_is_named():
     spec = parse_table_spec(SPEC)
     template = '{{ .Spool.Registers.ValueOf "x" }}/{{ index .Spool.Registers.Labels 3 }}'
     found = problems_with_journals(spec, [journal("orders/part=0", template=template)], AT)

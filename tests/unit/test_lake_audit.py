@@ -206,7 +206,7 @@ def test_files_that_are_gone_at_the_front_were_pruned(lake, gone, errors):
     assert ["it seems to have been pruned" in f.text for f in found] == [not e for e in errors]
 
 
-def test_file_persisted_meanwhile_is_no_finding(lake):
+def test_file_persisted_meanwhile_is_not_a_finding(lake):
     lake.append(1)
     later = lake.append(1)
     lake.register()

@@ -76,7 +76,7 @@ def test_files_that_engines_read_as_garbage_are_reported_and_left_out_of_the_vie
     assert f"codec {codec.name} Trino and Spark take for plain text" in found.text
     assert excluded_files(audit.findings) == {("0", "5"): [bad.content_name]}
     assert lake.audit(OTHER).findings == ()
-    # A journal that turns back goes on after them, and is told of them still.
+    # A journal that turns back goes on after them, and still gets them.
     lake.append(ONE, CompressionCodec.GZIP, 5)
     (update,) = lake.tick().updates
     assert (update.journal, update.rows_added) == (ONE, 5)
@@ -102,7 +102,7 @@ def test_a_file_in_the_place_of_one_that_engines_cannot_read_stays_in_the_view(l
     assert good.content_name != bad.content_name
 
 
-def test_codecs_that_engines_tell_by_the_name_of_a_file_are_mixed(lake):
+def test_codecs_that_engines_choose_by_file_name_are_mixed(lake):
     lake.append(ONE, CompressionCodec.GZIP)
     lake.tick()
     lake.append(ONE, CompressionCodec.NONE, 3)

@@ -215,7 +215,7 @@ def test_times_are_sums_of_accounts():
     assert verdict.problems == ["t: hour 05 has 7 rows, of [3]"]
 
 
-def test_what_was_dropped_was_told_to_hold_nothing():
+def test_dropped_partition_was_reported_empty():
     events = {HOUR: [FIRST, Told("empty", 0, -2)]}
     verdict = Verdict()
     judge_events(verdict, "t", {}, events, frozenset())

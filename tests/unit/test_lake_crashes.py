@@ -3,7 +3,7 @@
 A history of fragments is played against the sensor's tick, with one fault at the n-th call of a
 neighbour: brokers, metastore, Dagster's store. A process is killed before or after the call takes
 effect; or the call fails, before it takes effect or (an ambiguous answer) after. Then ticks go on, and
-in the end accounts are those of the fragments, and what Dagster was told is what accounts say.
+in the end accounts are those of the fragments, and the events in Dagster are what accounts say.
 """
 
 import pytest

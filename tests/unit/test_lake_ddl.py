@@ -119,7 +119,7 @@ def test_keys_reach_the_engines_that_can_have_them():
     assert '''"it's `odd` id" AS "orderId"''' in create_statement(TABLES[0], "duckdb")
 
 
-def test_a_backslash_is_no_escape_in_csv():
+def test_backslash_is_not_an_escape_in_csv():
     assert "csv_escape = U&'\\0001'" in create_statement(TABLES[2], "trino")
     assert """USING csv OPTIONS (escape '"')""" in create_statement(TABLES[2], "spark")
 

@@ -19,7 +19,7 @@ SPEC = parse_table_spec(
     "{name: b, type: string}], partitions: [{name: n, type: int}]}"
 )
 PAGE = Path(__file__).parents[2] / "docs/reference/table-spec.md"
-# Beside those of the page: of which Trino was not asked.
+# Beside those of the page: Trino was not asked about them.
 MORE = [
     '1,"a, b",5" pipe, 2', '"open, x', '"",""', '"a",', 'a,"b"c"d"', '"""",x', 'a,""b', "é,\"ü\"",
     '5" x 6" pipe,2', "back\\slash,\\\"q\"", "x,5\" pipe", " \t\"a\",\t\"b\" ", "a,b,c,d", "a b",

@@ -101,7 +101,7 @@ def test_a_call_that_fails_is_made_again(registrar, metastore, monkeypatch, call
     assert digest(metastore) == WIDE.digest
 
 
-def test_a_registrar_of_before_takes_no_column_away(tmp_path, metastore):
+def test_former_registrar_takes_no_column_away(tmp_path, metastore):
     """One that read the table before it changed, as a flush does, writes accounts after that."""
     files = FragmentFiles(tmp_path / "fragments")
     files.append("a/part=0", b'{"id":1}\n', postfix="hour=001")

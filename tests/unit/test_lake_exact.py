@@ -107,7 +107,7 @@ def test_covered_files_of_many_hours_are_found_though_brokers_list_none_in_them(
     assert sorted(lake.excluded()) == [f.content_name for f in small]
 
 
-def test_files_of_directories_that_are_no_hive_partitions_are_not_looked_at(lake):
+def test_files_outside_hive_partitions_are_not_looked_at(lake):
     lake.append(0, 4)
     lake.register()
     planted = lake.append(1, 2, hour=7)

@@ -1,4 +1,4 @@
-"""The SQL of the exact view: which rows are left of a table, and that names of any kind are told as they are."""
+"""The SQL of the exact view: which rows are left of a table, and that names of any kind are given as they are."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ def trino_sql(view):
 
 @pytest.fixture
 def engine():
-    """DuckDB, which reads quotes as Trino does, with a table whose rows tell their file."""
+    """DuckDB, which reads quotes as Trino does, with a table whose rows name their file."""
     with duckdb.connect() as connection:
         connection.execute("CREATE SCHEMA s")
         connection.execute('CREATE TABLE s.t(id varchar, part varchar, hour int, "$path" varchar)')

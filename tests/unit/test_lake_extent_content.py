@@ -1,4 +1,4 @@
-"""Blocks of whole lines out of pieces of any size. What is read from where, tests of brokers tell."""
+"""Blocks of whole lines out of pieces of any size. Tests of brokers say what is read from where."""
 
 from itertools import pairwise
 

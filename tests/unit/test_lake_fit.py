@@ -95,7 +95,7 @@ def test_any_json_value_fits_a_text(files, registrar):
     assert registrar.tick(spec, {}).misfits == []
 
 
-def test_lines_that_are_no_records_are_counted(files, registrar):
+def test_invalid_lines_are_counted(files, registrar):
     files.append("events/part=0", GOOD + b"nope\n\n", postfix=HOUR_5)
     (found,) = registrar.tick(spec_of(), {}).misfits
     assert found.unfit == 2

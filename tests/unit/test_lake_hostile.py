@@ -1,4 +1,4 @@
-"""What nobody expects in specs, cursors, parameters, notes and texts of others: one victim, in little time, and told."""
+"""Hostile specs, cursors, parameters, notes and texts: one victim, in little time, and reported."""
 
 import base64
 import json
@@ -67,7 +67,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_pipe_among_specs_keeps_nobody_waiting(folder):
+def test_pipe_among_specs_keeps_no_caller_waiting(folder):
     os.mkfifo(folder / "pipe.yaml")
     os.mkfifo(folder / "rollups" / "trino" / "pipe.sql")
     found = within_deadline(lambda: read_spec_folder(folder))
@@ -93,7 +93,7 @@ def test_of_a_file_no_more_is_read_than_a_spec_may_have(folder):
     assert "is 1073741824 bytes; a rollup has" in str(rollups.errors["trino/huge.sql"])
 
 
-def test_a_name_that_is_no_text_is_reported_as_one(folder):
+def test_name_that_is_not_text_is_reported_as_one(folder):
     bad = b"\xff\xfe"
     for path in (os.fsencode(folder), os.fsencode(folder / "rollups" / "spark")):
         for kind in (b".yaml", b".sql"):
@@ -132,7 +132,7 @@ def test_a_short_file_that_stands_for_much_is_refused_in_no_time(text):
     assert sum(map(len, texts_of(errors))) < 100_000
 
 
-def test_a_selector_that_is_none_is_not_told_whole():
+def test_invalid_selector_is_not_printed_whole():
     _, errors = read_table_spec(GOOD.replace("name:prefix=events/", f"'{'(' * 500_000}'"))
     assert len(str(errors[0])) < 1000
 
@@ -255,7 +255,7 @@ STATE = {
     ids=str,
 )
 def test_an_account_that_others_wrote_is_refused_when_it_is_read(changed):
-    """Not amid the work on a table, of whose other Hive partitions nothing would be registered either."""
+    """Not amid the work on a table: nothing of its other Hive partitions would be registered either."""
     with pytest.raises(LakeError, match="was changed by others"):
         PartitionState.from_parameters({"gazette.state": json.dumps({**STATE, **changed})})
 
@@ -311,7 +311,7 @@ def test_a_line_of_properties_that_is_none_is_not_shown():
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_a_line_of_countless_fields_is_no_csv():
+def test_line_of_countless_fields_is_not_csv():
     def refused():
         with pytest.raises(SchemaMismatch, match="at most 2000 columns"):
             infer_spec("s.events", "name=x", [b"," * (1 << 20)], data_format="csv")

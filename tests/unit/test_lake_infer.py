@@ -91,7 +91,7 @@ def test_the_narrowest_type_that_holds_all(values, expected, remark):
     assert (remark in told) if remark else told == ""
 
 
-def test_an_integer_of_thousands_of_digits_is_no_number_at_all():
+def test_integer_of_thousands_of_digits_is_not_a_number():
     found = infer_spec(NAME, SELECTOR, [b'{"v": ' + b"3" * 5000 + b"}", b'{"v": 1}'])
     assert [c.type for c in found.columns] == ["bigint"]
     assert (found.records, len(found.unread)) == (1, 1)
@@ -136,7 +136,7 @@ def test_a_renamed_column_is_called_like_no_field_of_a_struct():
     assert list(types_of({"a b": 1, "s": {"A_B": 1}})) == ["a_b_2", "s"]
 
 
-def test_keys_that_no_engine_tells_apart_are_left_out_and_told():
+def test_keys_that_no_engine_distinguishes_are_left_out_and_reported():
     found = inferred({"ID": 1, "": 2, "a\tb": 3}, {"ID": 2, "id": 4})
     assert [c.key for c in found.columns] == ["ID"]
     told = " ".join(found.remarks)
@@ -168,7 +168,7 @@ def test_journals_without_a_common_layout_are_refused():
         inferred({"a": 1}, journals=[journal("orders/eu"), journal("orders/us")])
 
 
-def test_what_is_no_record_is_reported_and_does_not_matter():
+def test_invalid_record_is_reported_and_does_not_matter():
     lines = [b"", b'{"a": 1}', b"  ", b"[1, 2]", b"oops", b'{"a": 2}', b'{"a": 3']
     found = infer_spec(NAME, SELECTOR, [*lines, b'{"a": 4}'])
     assert found.records == 3

@@ -112,7 +112,7 @@ def test_where_messages_have_their_uuid():
     "value",
     [RANDOM, str(build_uuid(PRODUCER, CLOCK, 7)), "x", 1, None, {"a.b": message_uuid()}],
 )
-def test_what_is_no_message_uuid_is_not_taken_for_one(value):
+def test_other_values_are_not_taken_for_message_uuids(value):
     found = inferred({"id": value}, {"id": value})
     assert found.spec.typed.uuid == ()
     assert "uuid: none" in found.text

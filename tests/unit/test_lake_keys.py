@@ -1,4 +1,4 @@
-"""Columns whose records have other keys: what each engine is told."""
+"""Columns whose records have other keys: what each engine gets."""
 
 import json
 

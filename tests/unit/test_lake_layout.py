@@ -41,7 +41,7 @@ def test_all_segments_may_be_keys():
     assert Layout.of_directory("a=1/b=2").base == ""
 
 
-def test_key_that_is_no_identifier_is_a_literal():
+def test_key_that_is_not_an_identifier_is_a_literal():
     assert Layout.of_directory("x-y=1/b=2").keys == ("b",)
 
 
@@ -120,7 +120,7 @@ def test_values_are_canonical_or_refused():
     [("tinyint", 2**7 - 1), ("smallint", 2**15 - 1), ("int", 2**31 - 1), ("bigint", 2**63 - 1)],
 )
 def test_numbers_that_no_engine_takes_are_refused(kind, largest):
-    """Trino fails at all queries of a table of which one Hive partition has such a value."""
+    """Trino fails at all queries of a table if one Hive partition has such a value."""
     column = PartitionColumn(key="n", column="n", type=kind)
     for value in (largest, -largest - 1):
         assert column.value(str(value)) == str(value)

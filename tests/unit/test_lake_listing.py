@@ -83,7 +83,7 @@ def young():
     return int(SystemClock().unix_s())
 
 
-def test_a_young_hole_is_awaited_and_nothing_behind_it_is(registrar, files, spec):
+def test_young_hole_is_awaited_and_nothing_after_it_is(registrar, files, spec):
     first = files.append("events/part=0", lines(0, 1), postfix=HOUR_5, mod_time=young())
     late = files.append("events/part=0", lines(1, 2), postfix=HOUR_5, mod_time=young())
     files.forget(late)
@@ -267,7 +267,7 @@ def test_a_spanning_fragment_that_could_not_be_read_is_tried_again(registrar, fi
     assert registrar.tick(spec, cursors).cursors["events/part=0"].offset == large.end
 
 
-def test_a_fragment_that_spans_where_nobody_was_is_found(registrar, files, spec):
+def test_fragment_across_an_unlisted_span_is_found(registrar, files, spec):
     """Whoever begins at an offset, such as a flush, does not know which fragment ended there."""
     files.append("events/part=0", lines(0, 1), postfix=HOUR_5)
     registrar.tick(spec, {})

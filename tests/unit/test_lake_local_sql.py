@@ -349,7 +349,7 @@ def test_columns_of_the_data_may_have_the_names_of_where_rows_come_from():
 
 @pytest.fixture
 def scanned():
-    """Makes data sets of one extent [100, 200) of a journal; closed, and failed, tell what became of scans."""
+    """Makes data sets of one extent [100, 200) of a journal; closed, and failed, note what became of scans."""
     with ThreadPoolExecutor(1) as parsers:
 
         def make(columns, content, next_block=next):
@@ -385,7 +385,7 @@ def test_a_column_of_the_data_that_is_called_offset_is_not_where_its_row_is(scan
     assert found.to_pylist() == [{"_offset": 7}]
 
 
-def test_rows_are_filtered_by_columns_that_nobody_asked_for(scanned):
+def test_rows_are_filtered_by_columns_that_were_not_selected(scanned):
     content = b'{"v":1,"w":2}\n{"v":3,"w":4}\n'
     dataset, closed, _ = scanned("{name: v, type: int}, {name: w, type: int}", content)
     condition = (ds.field("w") == 4) & (ds.field("hour") == 5) & (ds.field("_offset") == 114)
@@ -432,7 +432,7 @@ def test_comparisons_of_arrow_data_are_duckdbs(atoms, joint):
     assert told[0] == told[1]
 
 
-def test_why_a_scan_failed_is_told_and_its_reader_closed(scanned):
+def test_failure_of_a_scan_is_reported_and_its_reader_closed(scanned):
     def broken(_reader):
         raise OSError("the store went away")
 

@@ -86,7 +86,7 @@ def test_an_empty_query_is_refused(query):
         ("DESCRIBE SELECT 1; SELECT 2;", 1),
     ],
 )
-def test_rows_that_nobody_would_see_are_refused(query, number):
+def test_rows_that_no_query_would_see_are_refused(query, number):
     with pytest.raises(ValidationError, match=rf"statement {number} gives rows, too"):
         session_of("shop.orders").execute(query)
 

@@ -1,4 +1,4 @@
-"""What a snapshot is of journals, as brokers tell of them."""
+"""What a snapshot is of journals, as brokers list them."""
 
 from datetime import UTC, datetime
 
@@ -26,7 +26,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 class Brokers:
-    """Answers of journals of which nothing is stored but `fragments`."""
+    """Answers of journals that have only `fragments` in a store."""
 
     def __init__(self, *journals, fragments=(), head=0):
         self.journals = [JournalListing(journal, 1, 1, Route()) for journal in journals]
@@ -112,7 +112,7 @@ async def test_a_path_that_makes_no_value_is_reported_with_its_table():
             await take_snapshot(Stored(one, postfixes={"a/part=0": [postfix]}), SPEC, NOW)
 
 
-async def test_what_is_aside_is_no_row_and_no_gap():
+async def test_file_set_aside_is_neither_a_row_nor_a_gap():
     one = journal("a/part=0", SuspendLevel.NONE)
     postfixes = {"a/part=0": ["hour=03", "_aside/hour=03", "hour=03"]}
     found = await take_snapshot(Stored(one, postfixes=postfixes), SPEC, NOW)

@@ -1,4 +1,4 @@
-"""Where Trino and Spark agree on a value or line, as the page tells, SQL in this process gives the same."""
+"""Where Trino and Spark agree on a value or line, as the page says, SQL in this process gives the same."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One look at Hive partitions of which brokers list less than accounts hold."""
+"""One look at Hive partitions where brokers list less than accounts hold."""
 
 from lake_bench import FragmentFiles, MemoryMetastore
 from lake_world import SPEC

@@ -126,7 +126,7 @@ def test_what_was_dropped_before_it_could_be_written_is_counted_by_the_next_tick
     assert metastore.states()["0/05"].rows == 2
 
 
-def test_what_there_is_no_room_for_is_no_hole_though_what_follows_would_fit(files, metastore):
+def test_content_beyond_the_room_is_not_a_hole_though_what_follows_would_fit(files, metastore):
     for count in (1, 9, 1):
         append(files, count)
     append(files, 2, journal="a/part=1")
@@ -159,7 +159,7 @@ def test_a_tick_whose_time_is_up_once_brokers_answered_gets_on_too(files, metast
 
 
 def pruned(files, metastore, registrar):
-    """A journal of which the first hour was pruned. Returns: a function that looks at it, or drops."""
+    """A journal whose first hour was pruned. Returns: a function that looks at it, or drops."""
     now = int(SystemClock().unix_s())
     made = [append(files, hour=hour, mod_time=now) for hour in ("05", "05", "06", "07")]
     cursor = registrar.tick(NARROW, {}).cursors[JOURNAL]

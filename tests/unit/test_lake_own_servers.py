@@ -1,4 +1,4 @@
-"""Servers of your own: how Trino is asked and what it calls its catalogs, and what Spark is told."""
+"""Servers of your own: how Trino is asked and what it calls its catalogs, and what Spark gets."""
 
 import base64
 import contextlib
@@ -221,7 +221,7 @@ def answering(status, body):
         (200, b"<html>Please log in</html>", "is not Trino"),
     ],
 )
-def test_what_is_no_answer_of_trinos_is_reported(status, body, says):
+def test_answer_that_is_not_trinos_is_reported(status, body, says):
     with answering(status, body) as uri, pytest.raises(LakeError, match=says):
         TrinoSession(uri).query("SELECT 1")
 
@@ -274,7 +274,7 @@ def test_a_local_spark_tries_tasks_again_as_clusters_do(master, told):
     assert found["spark.master"] == told
 
 
-def test_a_server_of_spark_connect_is_told_what_a_session_can_say():
+def test_spark_connect_server_gets_what_a_session_can_say():
     settings = LakeSettings(
         metastore="thrift://m:1",
         warehouse="s3://b/w",
@@ -302,7 +302,7 @@ def test_a_server_of_spark_connect_is_told_what_a_session_can_say():
         assert "abc" not in str(refused.value)
 
 
-def test_a_server_of_spark_connect_that_is_away_is_told_at_once():
+def test_absent_spark_connect_server_is_reported_at_once():
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         port = server.server_port
     with pytest.raises(LakeError, match=f"cannot be reached at 127.0.0.1:{port}: .*refused"):

@@ -1,4 +1,4 @@
-"""Accounts of one Hive partition: what is not known stays so, and nothing is told that is not held."""
+"""Accounts of one Hive partition: what is not known stays so, and nothing is reported that is not held."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_what_is_not_known_of_one_fragment_is_not_known_of_all(figure):
         assert left.ranges == ((0, 10),)
 
 
-def test_a_figure_that_is_not_known_any_more_is_no_longer_told_to_engines():
+def test_unknown_figure_is_no_longer_given_to_engines():
     before = {"numRows": "1", "totalSize": "5", "numFiles": "1", "owner": "me"}
     found = state((0, 10), rows=None, stored_bytes=None).within(before)
     assert "numRows" not in found
@@ -56,7 +56,7 @@ def test_one_of_two_that_overlap_is_taken_out_and_the_other_stays():
     assert (left.fragments, left.rows, left.content_bytes, left.stored_bytes) == (2, 2, 15, 10)
 
 
-def test_data_have_another_version_when_bytes_come_or_are_there_twice():
+def test_data_have_another_version_when_bytes_come_or_are_doubled():
     versions = [
         state((0, 10)),
         state((0, 10), (0, 10)),

@@ -70,7 +70,7 @@ def test_every_hole_is_known_and_counted_when_it_is_filled(files, metastore):
     assert [name for name in parameters if name.startswith("gazette.state")] == ["gazette.state"]
 
 
-def test_what_there_is_no_room_for_is_reported(files, metastore, monkeypatch):
+def test_content_beyond_the_room_is_reported(files, metastore, monkeypatch):
     monkeypatch.setattr(accounting_module, "RANGES_MAX", 2)
     spec = parse_table_spec(SPEC)
     registrar = Registrar(files, metastore, StoreRoots(files.roots))
@@ -89,7 +89,7 @@ def test_a_state_in_parts_that_lacks_one_is_refused():
     state = PartitionState()
     for n in range(COUNT):
         state = state.adding(JOURNAL, 20 * n, 20 * n + 9, rows=1, stored_bytes=9)
-    parameters = state.within({"gazette.state.9": "of before", "mine": "1"})
+    parameters = state.within({"gazette.state.9": "former", "mine": "1"})
     assert PartitionState.from_parameters(parameters) == state
     assert (parameters["mine"], "gazette.state.9" in parameters) == ("1", False)
     del parameters["gazette.state.2"]

@@ -53,7 +53,7 @@ def test_all_entries_of_a_table_are_found_and_dropped_in_either_form(session, be
     made(session, after)
 
 
-def test_tables_of_others_are_no_entries(session):
+def test_tables_of_others_are_not_entries(session):
     other = parse_table_spec(
         "{name: s.t_lines, selector: name=j, format: csv, columns: [{name: a, type: string}]}"
     )

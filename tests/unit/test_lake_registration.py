@@ -1,6 +1,6 @@
 """Registration: idempotent, bounded, and honest about what it cannot take.
 
-Long because each case is a few ticks over a handful of files, told in full.
+Long because each case is a few ticks over a handful of files, written out in full.
 """
 
 import json
@@ -140,7 +140,9 @@ def test_lost_cursor_repeats_no_row_and_shows_the_accounts(registrar, files, met
     altered = metastore.partitions_altered
     again = registrar.tick(spec, {})
     assert again.updates == []
-    assert again.accounts == first.accounts  # what is to be told does not depend on who registered
+    assert (
+        again.accounts == first.accounts
+    )  # what is to be reported does not depend on who registered
     assert [a.state for a in again.accounts] == [u.state for u in first.updates]
     assert again.cursors == first.cursors
     assert metastore.partitions_altered == altered
@@ -360,7 +362,7 @@ def test_all_columns_that_never_have_their_type_are_reported(registrar, files):
     assert len(told) < 1500
 
 
-def test_single_bad_records_are_no_reason_to_refuse(registrar, files, spec):
+def test_single_bad_records_do_not_refuse_a_file(registrar, files, spec):
     content = b'not json\n{"id":"x"}\n{"id":1}\n\n'
     files.append("events/part=0", content, postfix=HOUR_5)
     (update,) = registrar.tick(spec, {}).updates

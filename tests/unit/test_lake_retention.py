@@ -84,7 +84,10 @@ def test_verdicts(here, there, evidence, verdict, kept):
 
 def test_bytes_that_brokers_are_about_to_store_are_not_gone():
     assert judge(reconcile(HELD, [C]), [C], [(5, 15)], files(C), PROOF).verdict == "wait"
-    for elsewhere in ((20, 30), (30, 40)):  # such as C, of which another broker knows no store yet
+    for elsewhere in (
+        (20, 30),
+        (30, 40),
+    ):  # such as C, whose store another broker does not know yet
         assert judge(reconcile(HELD, [C]), [C], [elsewhere], files(C), PROOF).verdict == "shrink"
 
 
@@ -124,7 +127,7 @@ def test_a_break_is_where_nothing_registered_is_listed_any_more(cursor, pages, e
     assert is_broken(cursor, pages) is expected
 
 
-def test_what_was_stored_after_a_break_is_not_of_before():
+def test_content_stored_after_a_break_is_not_former_content():
     assert Break(20).is_of_before(fragment(0, 10, store=""))
     found = Break(20, 500)
     assert found.is_of_before(replace(A, mod_time=500))

@@ -1,4 +1,4 @@
-"""What Spark, the metastore and Trino are told of an S3 store, and what `--store` makes of a platform."""
+"""The settings of an S3 store that Spark, the metastore and Trino get, and what `--store` makes of a platform."""
 
 import json
 import stat

@@ -17,7 +17,7 @@ from gazette_platform.protocol import JournalSpec, SuspendLevel, SuspendSpec
 
 
 class Content:
-    """A journal of lines in fragments, told by their ends; the first bytes may be gone."""
+    """A journal of lines in fragments, given by their ends; the first bytes may be gone."""
 
     def __init__(self, content, fragments, begin=0):
         self.content, self.fragments, self.begin = content, fragments, begin
@@ -83,7 +83,7 @@ def test_the_last_line_of_a_journal_is_read_without_its_newline():
 
 
 def test_a_journal_of_one_append_is_read_amid_as_well():
-    """What somebody appends first is one fragment, however large: nothing else begins amid."""
+    """What a client appends first is one fragment, however large: nothing else begins amid."""
     content = b"".join(b"%05d\n" % n for n in range(1000))
     lines, samples = sample_lines(Content(content, [0]), JOURNALS, SampleLimits(sample_bytes=600))
     assert [(s.begin, s.end) for s in samples] == [

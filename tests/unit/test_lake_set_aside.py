@@ -168,7 +168,7 @@ def test_what_a_repair_was_killed_at_is_named_on_when_accounts_are_counted_again
     assert (lake.state().rows, lake.state().moving) == (1, ("a.gz",))
 
 
-def test_a_hive_partition_of_which_all_is_aside_is_reported_and_may_be_dropped(lake):
+def test_hive_partition_without_countable_files_is_reported_and_may_be_dropped(lake):
     only = lake.append()
     lake.append(postfix="hour=06")
     lake.register()

@@ -46,7 +46,7 @@ def test_source_asks_the_broker_for_one_page():
 
 
 class PagingClient:
-    """A journal of fragments of 10 bytes each, of which an answer has room for `room`."""
+    """A journal of fragments of 10 bytes each; an answer has room for `room` of them."""
 
     def __init__(self, count, room):
         self.count, self.room = count, room

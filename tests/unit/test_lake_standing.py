@@ -103,7 +103,7 @@ def test_a_hole_that_was_filled_and_is_not_registered_is_overdue(lake):
     lake.files.append("orders/part=0", LINE, begin=late.end, mod_time=int(SystemClock().unix_s()))
     lake.registrar.tick(lake.spec, {})
     lake.files.append("orders/part=0", LINE, begin=0)
-    assert overdue(lake.files, lake.standing(), 10_000) == []  # all up to the head is there
+    assert overdue(lake.files, lake.standing(), 10_000) == []  # all content up to the head exists
     (text,) = overdue(lake.files, lake.standing(), 10_000, from_begin=True)
     assert "its bytes from 0 on" in text
 
@@ -118,7 +118,7 @@ def test_without_a_metastore_nothing_is_claimed(lake):
     assert found["problems"] == []
 
 
-def test_a_table_without_keys_and_one_behind_its_spec(lake):
+def test_table_without_keys_and_one_that_lags_its_spec(lake):
     lake.files.append("orders", LINE)
     lake.spec = parse_table_spec(SPEC.replace("name:prefix=orders/", "name=orders"))
     lake.registrar.tick(lake.spec, {})
@@ -197,7 +197,7 @@ def test_catching_up_registers_what_was_stored_late(lake, late):
     assert partition.state.ranges == ((0, 2 * late * len(LINE)),)
 
 
-def test_catching_up_tells_what_it_cannot_take_and_goes_on(lake):
+def test_catching_up_reports_what_it_cannot_take_and_goes_on(lake):
     journal = "orders/part=0"
     lake.files.append(journal, LINE, mod_time=1)
     lake.registrar.tick(lake.spec, {})

@@ -70,7 +70,7 @@ def test_a_spec_has_its_typed_table():
 
 
 def test_raw_tables_do_not_follow_a_section():
-    """Their digest is what registration, accounts and audits go by: another one has them done again."""
+    """Their digest is what registration, accounts and audits go by: another one repeats them."""
     raw, typed = parse_table_spec(RAW), parse_table_spec(TYPED)
     assert typed.digest == raw.digest
     other = parse_table_spec(TYPED.replace("uuid: none", "uuid: id"))
@@ -82,7 +82,7 @@ def test_errors_of_the_section_are_reported_with_those_of_the_spec():
     _, errors = read_table_spec(TYPED.replace("timestamptz", "time") + "fresh_within: 1s\n")
     assert "fresh_within: 1s is less than" in told(errors)
     assert "typed.columns[0].type" in told(errors)
-    # Of columns that nobody knows, nothing can be said.
+    # Of unknown columns, nothing can be said.
     _, errors = read_table_spec(TYPED.replace("timestamptz", "time").replace("bigint", "bignit"))
     assert [error.path for error in errors] == ["columns[0].type"]
     _, errors = read_table_spec(RAW + "typed:\n")
@@ -133,7 +133,7 @@ def test_a_json_schema_that_is_missing_comes_to_be(tmp_path):
         (b" " * ((1 << 20) + 1), "orders.json is 1048577 bytes; a JSON Schema has at most"),
     ],
 )
-def test_a_json_schema_that_is_none_is_told(tmp_path, content, why):
+def test_invalid_json_schema_is_reported(tmp_path, content, why):
     (tmp_path / "orders.json").write_bytes(content)
     folder = read(tmp_path, orders=BY_SCHEMA, good=renamed(RAW, "shop.good"))
     assert list(folder.specs) == ["shop.good"]
@@ -208,14 +208,14 @@ def test_no_typed_table_is_called_as(tmp_path, what):
     folder = read(tmp_path, a=first, b=second)
     assert why in told(folder.errors)
     (file,) = folder.refused
-    # The other one is there, and nothing of this one.
+    # The other one exists, and nothing of this one.
     assert set(folder.files.values()) == {"a.yaml", "b.yaml"} - {file}
     files = [
         SpecFile.of(name, text.encode(), tmp_path / "none")
         for name, text in (("a.yaml", first), ("b.yaml", second))
     ]
     assert why in told(problems_among(files, {}))
-    # Whichever is there already.
+    # Whichever exists already.
     for given, stays in (files, files[::-1]):
         problems = told(problems_among([given], {stays.name: stays.spec}))
         assert "typed.name: " in problems
@@ -269,7 +269,7 @@ def test_files_that_specs_name_are_applied_with_them(tmp_path):
     (source / "orders.json").write_text(json.dumps(SCHEMA))
     file = SpecFile.of("orders.yaml", BY_SCHEMA.encode(), folder, source=source)
     assert file.errors == ()
-    # The schema first: nobody is to meet a spec that names a file which is not there yet.
+    # The schema first: no reader may meet a spec that names a file which does not exist yet.
     assert [each.name for each in files_to_put([file])] == ["orders.json", "orders.yaml"]
     assert put_files(files_to_put([file]), folder) == ["orders.json", "orders.yaml"]
     assert read_spec_folder(folder).errors == []

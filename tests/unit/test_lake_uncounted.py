@@ -123,7 +123,7 @@ def test_a_fragment_that_no_tick_has_time_for_is_registered_and_counted_later(la
     assert (update.fragments_added, update.rows_added) == (0, LARGE)
     assert lake.state().rows == LARGE + 15
     assert lake.state().uncounted == ()
-    # So Dagster is told.
+    # So Dagster gets an event.
     assert data_version(lake.state()) != version
     before = lake.read_bytes
     assert lake.tick(is_sweeping=True).updates == []

@@ -119,7 +119,7 @@ def test_default_threshold_is_one_percent():
 
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
-def test_scanner_counts_records_and_tells_offset_of_first(step):
+def test_scanner_counts_records_and_returns_offset_of_first(step):
     content = GOOD * 3 + b'{"id":"x","public":"yes"}\n' + GOOD + BAD + b"nope"
     scanner = value_scanner(spec_of())
     for at in range(0, len(content), step):

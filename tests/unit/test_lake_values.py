@@ -120,7 +120,7 @@ def test_what_engines_read_alike_fits(key, raw):
         (b'{"id":\r1}\n', "a carriage return, which ends a line for the engines"),
     ],
 )
-def test_each_line_that_is_no_object_is_counted(content, what):
+def test_each_line_that_is_not_an_object_is_counted(content, what):
     found = report(line(**GOOD), content, line(**GOOD), content)
     assert {k: v.count for k, v in found.lines.items()} == {what: 2}
     assert found.columns == {}
@@ -233,7 +233,7 @@ def test_records_of_rfc_4180_fit():
         (b"\xff,1\n", ["not UTF-8"]),
     ],
 )
-def test_each_line_that_is_no_record_is_counted(content, starts):
+def test_each_line_that_is_not_a_record_is_counted(content, starts):
     found = report(b"1,2\n", content, b'3,"4"\n', content, spec=PAIR)
     assert [
         (v.count, k[: len(w)]) for (k, v), w in zip(found.lines.items(), starts, strict=True)

@@ -64,7 +64,7 @@ def test_json_lines_of_any_length_become_columns():
 @pytest.mark.parametrize(
     "content", [b"null\n", b" \r\n null\n", b"\xef\xbb\xbfnull\n", b'null{"a":1}\n']
 )
-def test_null_in_front_is_told_and_does_not_end_the_process(content, schema):
+def test_leading_null_is_reported_and_does_not_end_the_process(content, schema):
     with pytest.raises(DataError, match=r"the line . bytes after that is not"):
         _JsonParser(schema).parse(content)
 
@@ -106,12 +106,12 @@ def decoding(schema=None):
     return _DecodingParser(JournalSpan("a/journal", labels, 0, None), schema)
 
 
-def test_a_message_that_cannot_be_decoded_is_reported_and_none_behind_it_is_dropped_in_silence():
+def test_undecodable_message_is_reported_and_later_ones_are_not_dropped():
     with pytest.raises(DataError, match="not JSON"):
         decoding().parse(b'{"n":1}\n{"n":2}\nbroken\n{"n":3}\n')
 
 
-def test_columns_that_the_first_message_has_not_are_there():
+def test_columns_that_the_first_message_lacks_exist():
     [batch] = decoding().parse(b'{"a":1}\n{"b":"x","a":2}\n')
     assert batch.to_pylist() == [{"a": 1, "b": None}, {"a": 2, "b": "x"}]
     [batch] = decoding(pa.schema([("b", pa.string())])).parse(b'{"a":1}\n{"b":"x"}\n')
@@ -126,7 +126,7 @@ def test_values_that_arrow_does_not_take_are_reported(messages):
         decoding(schema).parse(messages)
 
 
-def test_messages_that_are_no_dictionaries_have_no_columns():
+def test_messages_that_are_not_dictionaries_have_no_columns():
     with pytest.raises(ValidationError, match="are list"):
         decoding().parse(b'{"a":1}\n[1]\n')
 
@@ -139,7 +139,7 @@ def test_lines_that_go_too_deep_for_arrow_are_reported_soon(deep):
         _JsonParser(None).parse(b'{"a":1}\n{"b":' + deep + b"}\n")
 
 
-def test_brackets_in_texts_are_no_depth():
+def test_brackets_in_texts_do_not_count_as_depth():
     [batch] = _JsonParser(None).parse(b'{"a":"%s"}\n{"b":[[1]]}\n' % (b"[{" * 2000))
     assert batch.column("a")[0].as_py() == "[{" * 2000
     deep = b"[" * 100 + b"]" * 100
@@ -153,7 +153,7 @@ def test_a_record_of_many_lines_is_cut_off_soon():
     assert time.process_time() - began < 1
 
 
-async def test_a_message_whose_end_was_pruned_is_told_with_its_offset():
+async def test_message_whose_end_was_pruned_is_reported_with_its_offset():
     span = JournalSpan("a/journal", LabelSet(), 0, 1000)
     line = b'{"a":1}\n'
 

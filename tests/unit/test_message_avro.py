@@ -53,7 +53,7 @@ def decoded(framing, content, size=0):
 
 
 def fingerprint(text):
-    """CRC-64-AVRO of a schema in canonical form, as Avro's specification tells to make it."""
+    """CRC-64-AVRO of a schema in canonical form, as Avro's specification defines it."""
     empty = 0xC15D213AA4D7A795
     table = list(range(256))
     for _ in range(8):

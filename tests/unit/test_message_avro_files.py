@@ -46,7 +46,7 @@ def test_each_is_a_file_that_others_read_and_a_fragment_of_its_own(codec, count)
     assert len(content) > FRAGMENT_BYTES
 
 
-def test_files_one_behind_the_other_are_taken_apart():
+def test_files_one_after_the_other_are_taken_apart():
     content = (
         encode_avro_file(SCHEMA, RIDES, codec="null")
         + encode_avro_file(OTHER, [{"a": "b"}])
@@ -97,7 +97,7 @@ def test_a_large_block_is_not_joined_again_with_each_piece():
         ({"type": "nothing"}, RIDES, "null", "not an Avro schema"),
     ],
 )
-def test_what_is_no_file_is_refused(schema, records, codec, why):
+def test_content_that_is_not_a_file_is_refused(schema, records, codec, why):
     with pytest.raises(ValidationError, match=why):
         encode_avro_file(schema, records, codec=codec)
 

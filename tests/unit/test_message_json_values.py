@@ -65,7 +65,7 @@ def test_number_that_is_cut_anywhere_is_one_number(content):
 @given(
     st.lists(TOP, max_size=6), LAYOUTS, st.sampled_from(["\n", " ", "\r\n\r\n"]), st.integers(1, 40)
 )
-def test_values_behind_each_other_are_lines(values, layout, joint, size):
+def test_consecutive_values_are_lines(values, layout, joint, size):
     content = joint.join(json.dumps(value, **layout) for value in values).encode()
     assert parsed(cut(content, size)) == values
 
@@ -112,7 +112,7 @@ def test_many_numbers_take_linear_time():
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
     ],
 )
-def test_what_is_no_json_is_an_error(content, error, size):
+def test_invalid_json_is_an_error(content, error, size):
     with pytest.raises(DataError, match=error.replace("[", r"\[")):
         cut(content, size)
 

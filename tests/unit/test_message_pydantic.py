@@ -59,7 +59,7 @@ def test_models_of_pydantic_are_decoded_stamped_and_encoded():
     assert framing.encode({"order": Customer(name="<")}) == b'{"order":{"name":"\\u003c"}}\n'
 
 
-def test_an_empty_text_is_no_uuid_of_a_type_that_has_it_as_default():
+def test_empty_text_is_not_a_uuid_of_a_type_that_has_it_as_default():
     typed = JsonFraming(message_type=Line)
     assert typed.uuid_of(decoded(typed, b'{"amount": 1}\n')) == NO_UUID
     plain = JsonFraming()
@@ -90,7 +90,7 @@ def test_json_of_another_type_is_not_called_no_json(kind):
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_json_is_called_so():
+def test_invalid_json_is_called_so():
     for framing in (JsonFraming(), JsonFraming(message_type=Line)):
         with pytest.raises(DataError, match="the line is not JSON: "):
             decoded(framing, b"oops\n")

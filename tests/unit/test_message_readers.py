@@ -188,7 +188,7 @@ async def test_mr5_an_end_within_a_message_is_unexpected(framing):
         await anext(reader)
 
 
-async def test_messages_before_a_bad_one_come_first_and_those_behind_it_next():
+async def test_messages_before_a_bad_one_come_first_and_those_after_it_next():
     good = line(A, 1, OUT)
     reader = uncommitted(good + b"nope\n" + b'{"UUID":1}\n' + good, size=5000)
     assert [one.begin for one in await anext(reader)] == [0]
@@ -239,7 +239,7 @@ async def test_mp3_transactions_larger_than_the_ring_are_read_again(ring_size, s
 
 @pytest.mark.parametrize("ring_size", [1, 8192])
 @pytest.mark.parametrize("size", [17, 5000])
-async def test_a_checkpoint_goes_on_behind_what_was_returned(ring_size, size):
+async def test_checkpoint_continues_after_what_was_returned(ring_size, size):
     reader = Committed(CONTENT, ring_size=ring_size, size=size).reader
     every = await numbers(reader)
     for count in range(8):
@@ -317,7 +317,7 @@ async def test_a_replay_waits_for_a_broker_that_does_not_know_all_of_it_yet():
             assert not broker.faults["Read"]
 
 
-async def test_a_transaction_of_which_a_part_was_pruned_is_not_delivered_in_part():
+async def test_partly_pruned_transaction_is_not_delivered_in_part():
     frame = len(line(A, 1, OUT))
     async with FakeBroker() as broker:
         pruned = broker.journal("a/journal", CONTENT[: 4 * frame])
@@ -334,6 +334,6 @@ async def test_a_transaction_of_which_a_part_was_pruned_is_not_delivered_in_part
             for _ in range(2):  # who goes on gets no rest of it
                 with pytest.raises(OffsetJump, match=f"from {frame} to {2 * frame}"):
                     await anext(reader)
-            # Who wants all that is there, reads what is not committed, too.
+            # A reader of all content reads what is not committed, too.
             async with await read_uncommitted(client, "a/journal", framing=JSON) as every:
                 assert await numbers(every) == [3, 4, 5]

@@ -409,7 +409,7 @@ def test_producer_whose_clock_is_a_day_behind_is_named_once():
     )
 
 
-def test_acknowledgement_of_long_ago_is_no_warning():
+def test_very_old_acknowledgement_causes_no_warning():
     log = Log()
     log.run((B, PRUNE_HORIZON + 100, OUT))
     log.sequencer.checkpoint()

@@ -48,7 +48,7 @@ def test_mu2_a_tick_is_a_microsecond():
     assert unix_ns_of(CLOCK + 160) - unix_ns_of(CLOCK) == 1000
 
 
-def test_mu3_clocks_tell_100_ns():
+def test_mu3_clocks_distinguish_100_ns():
     assert clock_of(0) == 1955086848000000000
     assert clock_of(INSTANT_NS) == CLOCK == 0x1E9CC5F83FC2F810
     assert clock_of(INSTANT_NS + 65) == CLOCK
@@ -135,7 +135,7 @@ GOOD = VECTORS[0][2]
         GOOD[:-1] + "\u0661",
     ],
 )
-def test_what_is_no_uuid_is_named(text):
+def test_invalid_uuid_is_named(text):
     for call in (
         lambda: parse_uuid(text),
         lambda: uuid_bytes([text]),
@@ -151,7 +151,7 @@ def test_lengths_that_make_up_for_each_other_are_seen():
         uuid_bytes([GOOD[:-1], GOOD[-1] + GOOD])
 
 
-def test_bytes_that_are_no_uuid_are_refused():
+def test_bytes_that_are_not_a_uuid_are_refused():
     with pytest.raises(DataError, match="16 bytes, and not 15"):
         parse_uuid(bytes(15))
     with pytest.raises(DataError, match="17 bytes are not a whole number"):

@@ -61,7 +61,7 @@ def test_an_empty_column_gives_no_rows():
         (pa.array([1]), "int64 holds no UUIDs"),
     ],
 )
-def test_what_is_no_uuid_is_refused(column, why):
+def test_value_that_is_not_a_uuid_is_refused(column, why):
     with pytest.raises(DataError, match=why):
         parse_uuid_column(column)
 

@@ -1,4 +1,4 @@
-"""Clocks: the machine's is aware and monotonic, the manual one moves only when told."""
+"""Clocks: the machine's is aware and monotonic, the manual one moves only on request."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ async def test_blocked_loop_is_reported_with_its_place(watch, caplog):
     assert "its lease too" in record.message
 
 
-async def test_loop_that_has_turns_is_not_told(watch, caplog):
+async def test_loop_that_has_turns_is_not_reported(watch, caplog):
     for _ in range(3):
         block_for(0.02)
         await turns(5)

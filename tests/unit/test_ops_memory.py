@@ -33,7 +33,7 @@ def test_buffers_of_content_are_not_faulted_in_again():
     assert int(run.stdout) < 50  # 256 a MiB, were it mapped each time
 
 
-# A process that tells how often it has looked at its memory.
+# A process that reports how often it has looked at its memory.
 _LOOKS = """
 import asyncio, sys, threading
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +61,7 @@ _BURST = (
     _LOOKS
     + """
 BARRIER = threading.Barrier(6)
-KEPT = []  # a small one behind each large one, as calls leave them, so that no heap shrinks by itself
+KEPT = []  # a small one after each large one, as calls leave them, so that no heap shrinks by itself
 
 def burst():
     large = []

@@ -72,7 +72,7 @@ async def test_failure_is_kept_signalled_and_logged(caplog):
         await group.join()
         group.spawn(fails("later"), name="third")
         await group.join()
-    assert str(group.failure) == "disk is full", "the first one tells most"
+    assert str(group.failure) == "disk is full", "the first one says most"
     assert "task spool/a/b failed: disk is full" in caplog.text
     await group.close()
 
@@ -259,8 +259,8 @@ async def test_however_often_it_is_cancelled_a_caller_waits_for_its_thread(tasks
             await task
 
 
-async def test_what_a_call_raises_behind_its_cancelled_caller_is_no_fault(tasks):
-    """Nobody is left to tell it to; asyncio would log it as an error that nobody has looked at."""
+async def test_error_of_a_call_whose_caller_was_cancelled_is_not_a_fault(tasks):
+    """No caller is left to get it; asyncio would log it as an error that was never retrieved."""
     entered, may_end, logged = threading.Event(), threading.Event(), []
 
     def work():
@@ -365,7 +365,7 @@ async def compute(rounds):
 
 
 async def longest_gap_s(work):
-    """How long the loop let nobody else have a turn while `work` went on."""
+    """How long the loop let no other task have a turn while `work` went on."""
     task = asyncio.ensure_future(work)  # noqa: TID251  awaited below
     longest, last = 0.0, time.thread_time()
     while not task.done():

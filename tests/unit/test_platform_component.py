@@ -23,7 +23,7 @@ _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\n"
 
 @contextlib.contextmanager
 def answering(answer: bytes) -> Iterator[int]:
-    """A port of which each connection gets `answer`, then its end."""
+    """A port where each connection gets `answer`, then its end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -53,7 +53,7 @@ def answering(answer: bytes) -> Iterator[int]:
     ],
 )
 def test_a_web_server_is_not_ready_while_something_else_answers(answer: bytes, tmp_path: Path):
-    """Told as one more try: that it ended for its port is found, and told, by its process."""
+    """Reported as one more try: its process finds, and reports, that it ended because of its port."""
     with answering(answer) as port:
         found = dagster_components(
             tmp_path,

@@ -143,7 +143,7 @@ def test_processes_that_choose_together_get_ports_of_their_own(tmp_path: Path):
         made_at = claim.stat().st_mtime
         os.utime(claim, (made_at - 700, made_at - 700))
     later = chosen_by_processes(tmp_path, 1)
-    assert set(later) <= set(first)  # nobody has bound them meanwhile
+    assert set(later) <= set(first)  # no other process has bound them meanwhile
 
 
 def test_ports_are_chosen_where_no_claim_can_be_written(

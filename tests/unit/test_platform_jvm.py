@@ -1,4 +1,4 @@
-"""A JVM that is told what to do: what is left when it cannot start."""
+"""A JVM that gets orders: what is left when it cannot start."""
 
 from pathlib import Path
 

@@ -130,7 +130,7 @@ def test_a_component_that_is_only_used_need_not_be_ready_but_is_stopped_later(st
     assert stage.events[2:] == ["stop caller", "stop called"]
 
 
-def test_endpoints_and_state_tell_the_pids_while_it_runs(stage: Stage):
+def test_endpoints_and_state_show_the_pids_while_it_runs(stage: Stage):
     stage.add("server")
     seen: list[dict[str, object]] = []
 

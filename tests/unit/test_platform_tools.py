@@ -55,7 +55,7 @@ def test_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tm
     assert tools.cache_dir() == tmp_path / "own"
 
 
-def test_etcd_of_the_machine_is_used_unless_told_otherwise(
+def test_etcd_of_the_machine_is_used_by_default(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     on_path = program(tmp_path / "bin" / "etcd")

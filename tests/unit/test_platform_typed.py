@@ -81,7 +81,7 @@ ENDLESS = (
 )
 
 
-def test_it_runs_while_a_spec_asks_for_it_and_is_told_to_end(
+def test_typed_writer_runs_while_a_spec_asks_for_it_and_ends_on_request(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     looks: list[Path] = []

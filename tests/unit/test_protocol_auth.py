@@ -143,12 +143,12 @@ def test_other_algorithms_are_refused(alg):
 
 
 @pytest.mark.parametrize("token", ["", "a", "a.b", "a.b.c", "....", "{}.{}.{}", "\0"])
-def test_what_is_no_token_is_malformed(token):
+def test_invalid_token_is_malformed(token):
     with pytest.raises(Unauthenticated, match="verifying Authorization: token is malformed: "):
         KeyRing(ONE).verify(token)
 
 
-def test_claims_that_are_no_object_are_malformed():
+def test_claims_that_are_not_an_object_are_malformed():
     with pytest.raises(Unauthenticated, match="token is malformed: the claims are not an object"):
         KeyRing(ONE).verify(handmade([1]))
 
@@ -234,7 +234,7 @@ def test_a_key_that_comes_twice_is_refused(text):
     "text",
     [b"[" * 5_000, b"[" * 1010 + b"]" * 1010, b'{"exp":' + b"9" * 5_000 + b"}", b"NaN", b"\xff"],
 )
-def test_a_payload_that_is_no_fit_object_is_malformed(text):
+def test_unfit_payload_is_malformed(text):
     with pytest.raises(Unauthenticated, match=r"token is malformed|claims are not an object"):
         check_times(KeyRing(ONE).verify(signed(text)), NOW)
 

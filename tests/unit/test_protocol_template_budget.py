@@ -81,7 +81,7 @@ def test_hostile_templates_are_refused_within_budget(name, guard):
         took_s = time.process_time() - began
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert 0 < len(problem) < 2000, "it is told in the trailer of a call"
+    assert 0 < len(problem) < 2000, "it is sent in the trailer of a call"
     assert took_s < 4.0  # 0.1 without tracemalloc, on a machine of its own
     assert peak < 16 << 20
 

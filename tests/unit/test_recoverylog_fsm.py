@@ -18,7 +18,7 @@ LOG = "a/log"
 
 
 class Driver:
-    """Applies operations that follow each other, unless told otherwise."""
+    """Applies operations that follow each other by default."""
 
     def __init__(self, hints=None):
         self.fsm = Fsm(hints or FsmHints(LOG))
@@ -200,7 +200,7 @@ def test_gf4_a_file_that_is_dead_by_the_hints_is_passed():
     assert driver.create("/dead too") is Verdict.NOT_TRACKED
     assert not driver.fsm.has_hints
     assert driver.fsm.links == {"/a": 10, "/b": 12}
-    assert driver.create("/c") is Verdict.APPLIED  # nobody knows better any more
+    assert driver.create("/c") is Verdict.APPLIED  # no hints know better any more
 
 
 def test_a_property_of_the_hints_is_newer_than_what_they_name():

@@ -30,7 +30,7 @@ EXPECTED = {
 
 
 def record():
-    """Does again what the log tells of. Returns: the log, and hints of recorder and player."""
+    """Repeats what the log records. Returns: the log, and hints of recorder and player."""
     first = Recording(Fsm(FsmHints(LOG)), LOG, 1234, "/dir", write_head=0)
     log = bytearray()
 
@@ -47,7 +47,7 @@ def record():
     log += first.link("/dir/000003.sst", "/dir//backup/000003.sst")
     log += bytes(
         log[-40:]
-    )  # an append that was made again, and in part before what is told of here
+    )  # an append that was made again, and in part before what is recorded here
     playback = played(log, FsmHints(LOG), author=4294967295)
     second = Recording(playback.fsm, LOG, 4294967295, "/dir", write_head=len(log))
     log += write(first, "/dir/late", b"late")

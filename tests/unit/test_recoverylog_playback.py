@@ -209,7 +209,7 @@ def test_gp4_gp8_the_hand_off_takes_the_log_over():
     assert (step.log, step.author) == (LOG, 1337)
     end = log.append(step.content)
     playback.injected(end)
-    # The old recorder is late: nobody takes what it appends.
+    # The old recorder is late: no reader takes what it appends.
     log.write(fnode, 0, b"late")
     effects, step = played(playback, log)
     assert effects == []
@@ -217,7 +217,7 @@ def test_gp4_gp8_the_hand_off_takes_the_log_over():
     assert playback.is_done
     other = Playback(FsmHints(LOG), {LOG: len(log.content)})
     effects, _ = played(other, log)
-    assert effects == [CreateFile(1)]  # the write is old: no reader tells of it
+    assert effects == [CreateFile(1)]  # the write is old: no reader reports it
     assert other.fsm.next_checksum == playback.fsm.next_checksum
     successor = Recording(playback.fsm, LOG, 1337, "/dir", write_head=end)
     log.append(successor.write(fnode, 0, 3), b"new")
@@ -292,7 +292,7 @@ def test_gp8_of_two_hand_offs_at_once_the_last_in_the_log_has_it():
 
 
 def test_gb3_hints_say_which_of_two_branches_is_played():
-    """Two writers, of whom neither knows of the other: registers that nobody has checked."""
+    """Two writers that do not know of each other: registers were not checked."""
     log = Log()
     fnode = log.create("/dir/a")
     log.write(fnode, 0, b"both ")
@@ -332,7 +332,7 @@ def test_a_hand_off_is_found_behind_the_beginning_of_a_frame():
     playback = Playback(FsmHints(LOG), {LOG: len(log.content) - 3})
     playback.inject_handoff(7)
     played(playback, log)
-    # It asks for the head now, but let the beginning of the frame be there only after that.
+    # It asks for the head now, but let the beginning of the frame come only after that.
     playback.at_head()
     step = playback.next()
     begin = len(log.content)

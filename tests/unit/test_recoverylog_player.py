@@ -95,7 +95,7 @@ FORMER = author_registers(7)
 
 
 class Client:
-    """Notes appends; those of an operation fail as it is told."""
+    """Notes appends; those of an operation fail as the test says."""
 
     def __init__(self, *errors):
         self.errors = list(errors)

@@ -80,7 +80,7 @@ def test_gr1_links_are_made_and_removed():
     assert files.build_hints() == FsmHints(LOG)
 
 
-def test_gr1_a_rename_replaces_what_is_there():
+def test_gr1_rename_replaces_an_existing_file():
     files = recording()
     files.create("/dir/a")
     files.create("/dir/b")
@@ -143,7 +143,7 @@ def test_gr1_the_identity_is_recorded_as_a_property():
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_told_and_records_nothing(name, args, error):
+def test_impossible_operation_is_reported_and_records_nothing(name, args, error):
     files = recording()
     files.create("/dir/a")
     before = files.fsm.next_seq_no

@@ -53,7 +53,7 @@ def test_rollup_keeps_what_was_pruned_since():
     assert sealed.is_behind
 
 
-def test_rollup_tells_journals_of_one_create_revision_apart():
+def test_rollup_distinguishes_journals_of_one_create_revision():
     """Etcd was set up again, and counts from 1."""
     known, other = created_by(43, 1), created_by(43, 2)
     covers = covered(account((0, 100), created=known))

@@ -305,7 +305,7 @@ def test_lost_answer_is_an_error_and_the_next_run_sees_what_became_of_it(
 # ------------------------------------------------------------------ beside maintenance
 
 
-def test_maintenance_is_no_hindrance(rollup):
+def test_maintenance_does_not_hinder(rollup):
     rollup.commit(rows((JFK, 1), (EWR, 3)), {JFK: 10, EWR: 20})
     planned = rollup.plan(rows((JFK, 2)), {JFK: 20})
     rollup.by_engine(optimize)
@@ -363,7 +363,7 @@ def test_rollback_during_a_run_ends_the_run(rollup):
     assert (rollup.rows(), rollup.covered()) == ([("JFK", 1)], {"j/JFK": 10})
 
 
-def test_other_tables_are_no_rollups(rollup):
+def test_other_tables_are_not_rollups(rollup):
     table = rollup.tables.load(STAGING_SCHEMA, rollup.stage(rows((JFK, 1))))
     with pytest.raises(LakeError, match=r"does not say what it covers"):
         read_covers(rollup.tables, table)
@@ -436,7 +436,7 @@ def test_rows_of_other_slices_are_refused(rollup):
         rollup.commit(rows((JFK, 1)), {JFK: 10}, partitions=PartitionSpec())
 
 
-def test_staging_table_that_is_gone_is_told(rollup):
+def test_staging_table_that_is_gone_is_reported(rollup):
     planned = rollup.plan(rows((JFK, 1)), {JFK: 10})
     rollup.tables.forget(STAGING_SCHEMA, planned.staging)
     with pytest.raises(LakeError, match="is gone before it could be committed"):

@@ -1,4 +1,4 @@
-"""Of which columns queries of rollups are made, in both dialects; and what is left out."""
+"""The source columns of queries of rollups, in both dialects; and what is left out."""
 
 import time
 
@@ -108,7 +108,7 @@ def test_columns_of_a_query_come_from_those_that_it_names(dialect, sql):
 @pytest.mark.parametrize(
     ("dialect", "sql", "known"),
     [
-        # Neither a column nor a table that nobody knows is guessed at.
+        # Neither an unknown column nor an unknown table is guessed.
         ("trino", "select nowhere, a from f", {"a": ["f.a"]}),
         ("trino", "select z, h.a, b from f cross join h", {"b": ["f.b"]}),
         ("spark", "select id from range(10)", {}),

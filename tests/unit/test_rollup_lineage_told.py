@@ -1,4 +1,4 @@
-"""Which columns runs of rollups tell that they are made of; and that nothing about it fails a run."""
+"""Which source columns runs of rollups report; and that nothing about it fails a run."""
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ from gazette_platform.lake.rollups import query_process, rollup
 
 LINEAGE = "dagster/column_lineage"
 WARNING = "its column lineage is not reported"
-# The column `asked` is the engine's own, of which the query does not know.
+# The column `asked` is the engine's own; the query does not know it.
 OF_ORDERS = {
     column: [TableColumnDep(AssetKey(["shop", "orders"]), column)] for column in ("shop", "hour")
 }
@@ -29,7 +29,7 @@ def instance():
         yield made
 
 
-def test_a_run_tells_of_which_columns_it_is_made(lake, instance, capfd):
+def test_run_reports_its_source_columns(lake, instance, capfd):
     lake.publish(("a", 5))
     for _ in range(2):  # the second one has nothing to make
         metadata, _ = told(lake, rollup_asset(SUMS), instance)
@@ -92,7 +92,7 @@ def test_a_run_is_reported_in_full_if_the_metastore_goes_once_it_is_committed(
         lake.run()
 
 
-def test_nothing_is_told_of_the_columns_of_a_function(lake, instance, capfd):
+def test_columns_of_a_function_are_not_reported(lake, instance, capfd):
     @rollup(name="rollups.made", sources=["shop.orders"], slices=["shop", "hour"])
     def made(orders):
         return orders

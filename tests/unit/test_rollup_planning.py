@@ -133,7 +133,7 @@ def test_pruned_content_stays_in_the_rollup():
     assert len(gone.sealed) == 2
 
 
-def test_slice_that_would_shrink_waits_and_is_told_of():
+def test_slice_that_would_shrink_waits_and_is_reported():
     covers = done(planned(spec(), raw(FIRST)))
     plan = planned(spec(), raw(PRUNED | {"JFK/7": ((30, 50),), "EWR/6": ((7, 9),)}), covers)
     assert list(plan.make) == [("EWR",)]
@@ -177,7 +177,7 @@ def test_a_source_by_another_alias_counts_as_it_did():
     assert [s.values for s in plan.behind] == [("JFK",)]
     covers = done(planned(spec(), raw(FIRST)))
     assert planned(other, {"g": raw({"EWR/5": ((0, 7),)})}, covers).drop == ()
-    # Another table is no other name of the first one.
+    # Another table is not another name of the first one.
     another = {"g": raw({"JFK/5": Seen("k", ((0, 5),))})}
     plan = planned(other, another, covers)
     assert (list(plan.make), plan.sealed) == ([("JFK",)], ())
@@ -322,7 +322,7 @@ def test_covers_are_told_apart_by_their_digest():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":1}', '{"version":1,"slices":[[1]]}'])
-def test_other_texts_are_no_covers(text):
+def test_other_texts_are_not_covers(text):
     with pytest.raises(LakeError, match="cannot be read"):
         Covers.parse(text)
 
@@ -388,5 +388,5 @@ def test_each_run_reaches_its_sources_and_then_rests(one, history):
         covers = after
 
 
-def test_slice_cover_tells_code_from_code():
+def test_slice_cover_distinguishes_code_from_code():
     assert SliceCover("1").digest != SliceCover("2").digest

@@ -139,7 +139,7 @@ def test_a_slice_is_not_committed_if_its_files_went_while_it_was_read(lake):
 
 @pytest.mark.parametrize("retention", ["keep", "follow"])
 def test_a_slice_is_not_made_while_the_store_of_a_part_is_away(lake, retention):
-    """Engines read it as empty; once made, nothing would have the slice made again when it is back."""
+    """Engines read it as empty; once made, nothing would rebuild the slice when it is back."""
     by_hour = msgspec.structs.replace(SUMS, slices=("hour",), retention=retention)
     lake.publish(("a", 5), ("b", 5), ("a", 6))
     lake.lose_store("orders/shop=b")
@@ -200,7 +200,7 @@ def test_a_rollup_whose_source_is_away_is_asked_for_again(lake):
         assert noted(instance) == (sources_mark(instance, SUMS), 2, True)
 
 
-def test_an_account_that_a_prune_emptied_is_no_part_any_more(lake):
+def test_account_that_a_prune_emptied_is_no_longer_a_part(lake):
     lake.publish(("a", 5), ("a", 6))
     lake.run()
     lake.empty("a", 5)

@@ -76,7 +76,7 @@ def test_rollup_without_slices_reads_all(dialect):
 
 
 def test_a_source_that_has_some_of_the_columns_only_is_read_whole():
-    """As one rollup beside a raw table: its slices say nothing of which of its rows belong to others."""
+    """As one rollup beside a raw table: its slices do not say which of its rows belong to others."""
     spec = RollupSpec(
         name="r.a",
         engine="trino",

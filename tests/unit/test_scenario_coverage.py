@@ -114,7 +114,7 @@ def named_tests() -> dict[str, set[str]]:
 
 
 def listed(text: str) -> tuple[list[str], list[str]]:
-    """Scenarios that do not apply, and those of which a part does not: the IDs of two tables."""
+    """Scenarios that do not apply, and those that apply in part: the IDs of two tables."""
     section = text.split(HEADING)[1].split("\n## ", maxsplit=1)[0]
     tables: list[list[str]] = []
     for line in section.splitlines():

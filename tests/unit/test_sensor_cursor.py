@@ -72,7 +72,7 @@ def test_the_cursor_of_many_journals_is_short(tables, journals, characters):
 
 
 @given(st.dictionaries(names, st.dictionaries(names, journals, max_size=3), max_size=3))
-def test_what_is_packed_is_there_again(tables):
+def test_packed_values_are_unpacked(tables):
     registered = RegistrationCursor(tables)
     cursor = SensorCursor(registered, problems={"a": "ok"}, turn="é")
     assert SensorCursor.parse(cursor.dump()) == cursor

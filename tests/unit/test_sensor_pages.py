@@ -36,7 +36,9 @@ def test_rows_of_a_table_are_counted_on_while_those_of_a_partition_are_not_known
 
     after = RowTotal(Before(10), AssetKey("a")).after
     assert after("p", 5, Totals(rows=3)) == TableRows(known=12)
-    assert after("p", 6, Totals(rows=3)) == TableRows(known=13)  # what was told in this tick counts
+    assert after("p", 6, Totals(rows=3)) == TableRows(
+        known=13
+    )  # what was reported in this tick counts
     assert after("q", 4, None) == TableRows(known=17)
     assert after("q", 1, None) == TableRows(known=14)
     assert after("r", None, None) == TableRows(known=14, uncounted=1)

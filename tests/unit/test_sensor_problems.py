@@ -53,7 +53,7 @@ def test_a_refused_spec_is_red_with_all_errors_and_the_name_of_its_file(platform
     assert platform.of_folder[1].passed
 
 
-def test_a_table_whose_spec_was_never_good_is_told_once(platform):
+def test_table_whose_spec_was_never_good_is_reported_once(platform):
     (platform.tables / "a.yaml").write_text("name: s.a\nselector: [\n")
     platform.tick()
     assert not platform.kept_up["a"].passed
@@ -81,7 +81,7 @@ def test_what_is_wrong_with_journals_is_reported_before_they_hold_anything(platf
     assert "a/part=0 has no fragment store" in platform.kept_up["a"].description
 
 
-def test_a_folder_that_is_gone_is_told_and_nothing_is_forgotten(platform):
+def test_missing_folder_is_reported_and_nothing_is_forgotten(platform):
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1))
     before = parts_of(platform.tick().cursor)["tables"]

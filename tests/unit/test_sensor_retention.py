@@ -1,4 +1,4 @@
-"""Prunes, followed by ticks: what goes, what is told, and what is not taken for a prune."""
+"""Prunes, followed by ticks: what goes, what is reported, and what is not taken for a prune."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def world(tmp_path):
 
 
 def filled(world, *, journal=JOURNAL, hours=HOURS, each=2):
-    """So many fragments of a line in each hour, all registered and told. Returns: them, by hour."""
+    """So many fragments of a line in each hour, all registered and reported. Returns: them, by hour."""
     made = {hour: [world.append(journal, 1, hour) for _ in range(each)] for hour in hours}
     world.settle(quiet=3)
     world.check()
@@ -54,7 +54,7 @@ def held(world):
 
 
 def problems(world):
-    """Texts of what kept the table from keeping up, after it first was told to do so."""
+    """Texts of what kept the table from keeping up, after it first was asked to do so."""
     records = world.instance.event_log_storage.get_asset_check_execution_history(
         AssetCheckKey(AssetKey(["s", "a"]), KEEPS_UP_CHECK), limit=100
     )
@@ -145,7 +145,7 @@ def test_files_that_are_still_there_are_not_forgotten(world):
 
 
 def test_a_journal_that_has_to_wait_keeps_no_other_waiting(world):
-    """Its first fragments are not listed any more, and their files are there, for ever."""
+    """Its first fragments are not listed any more, and their files exist, for ever."""
     made = filled(world)
     other = filled(world, journal="a/part=1", hours=("05", "06", "07"))
     for fragment in made["05"]:
@@ -179,7 +179,7 @@ def test_beginnings_are_asked_for_behind_a_journal_that_cannot_be_listed(world, 
         assert "a/part=1" in fronts
 
 
-def test_a_store_that_went_away_is_no_prune(world):
+def test_store_that_went_away_is_not_a_prune(world):
     """Not even once fragments are stored where it was."""
     filled(world)
     before = held(world)
@@ -212,7 +212,7 @@ def test_a_store_that_went_away_is_no_prune(world):
     assert sorted(held(world)) == ["06", "07", "08", "09"]
 
 
-def test_a_store_that_went_away_while_no_tick_was_is_no_prune(world):
+def test_store_that_went_away_between_ticks_is_not_a_prune(world):
     filled(world)
     before = held(world)
     lost = lose_store(world)
@@ -255,7 +255,7 @@ def test_what_brokers_store_again_proves_nothing_of_a_store_that_went_away(world
     assert sorted(held(world)) == ["06", "07", "08", "09"]
 
 
-def test_another_store_with_the_same_names_is_no_prune(world):
+def test_another_store_with_the_same_names_is_not_a_prune(world):
     """Brokers and this process disagree: the fragments that are left are not there."""
     made = filled(world)
     before = held(world)
@@ -283,7 +283,7 @@ def test_a_journal_that_is_gone_was_not_pruned(world):
 
 
 def both(world, hours=("05", "06", "07", "08")):
-    """Two fragments an hour of each of two journals, registered and told. Returns: them, by journal."""
+    """Two fragments an hour of each of two journals, registered and reported. Returns: them, by journal."""
     return {
         journal: filled(world, journal=journal, hours=hours) for journal in (JOURNAL, "a/part=1")
     }
@@ -342,7 +342,7 @@ def test_a_time_that_gets_something_while_it_is_pruned_stays(world):
     assert partitions(world) == list(HOURS)
 
 
-def test_what_a_tick_shrank_and_could_not_tell_is_reported_in_turn(world, monkeypatch):
+def test_shrunk_partition_that_could_not_be_reported_is_reported_in_turn(world, monkeypatch):
     made = both(world)
     world.prune(made[JOURNAL]["05"][0], "05")
     told = len(events(world))
@@ -377,7 +377,7 @@ def test_state_round_trip_and_other_releases():
     assert state.only([]).to_json().keys() == {"point", "urgent", "front"}
 
 
-def test_accounts_with_many_holes_are_no_prune_again_and_again(world):
+def test_accounts_with_many_holes_are_not_pruned_again_and_again(world):
     """Former releases had room for sixty of an hour, and took the smallest for covered."""
     for n in range(70):
         world.files.append(
@@ -420,7 +420,7 @@ def test_a_journal_whose_accounts_cannot_be_read_keeps_no_other_waiting(world):
     assert "part=1/hour=06" not in names
 
 
-def test_a_table_of_others_by_the_same_name_is_told_and_ends_no_tick(world):
+def test_foreign_table_by_the_same_name_is_reported_and_ends_no_tick(world):
     filled(world)
     with world.metastore.connect() as session:
         table = session.table("s", "a")

@@ -55,7 +55,7 @@ class Shared(SensorPlatform):
             self.store = store
 
     def states(self):
-        """What Dagster keeps of sensors, also of those that are no more."""
+        """What Dagster keeps of sensors, also of those that no longer exist."""
         return [
             SimpleNamespace(
                 instigator_name=name, sensor_instigator_data=SimpleNamespace(cursor=text)
@@ -136,7 +136,7 @@ def test_a_spec_that_is_new_needs_no_reload(platform):
     assert all(numbers(platform.instance, table) == {"05": [1]} for table in TABLES[1:])
 
 
-def test_the_folder_is_told_of_by_one_and_a_refused_file_by_the_sensor_of_its_table(platform):
+def test_one_sensor_reports_the_folder_and_the_tables_sensor_a_refused_file(platform):
     for table in TABLES:
         platform.write_spec(table)
     (platform.tables / "a.yaml").write_text("name: s.a\nselector: [")
@@ -237,8 +237,8 @@ def newest(instance, table):
     return newest_evaluations(instance, [key])[key].passed
 
 
-def test_what_others_told_meanwhile_is_set_right(platform):
-    """A cursor of long ago says that green was told, and it is green again; but it was red in between."""
+def test_reports_of_others_meanwhile_are_corrected(platform):
+    """A cursor of long ago says that green was reported, and it is green again; but it was red in between."""
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     platform.ticks(1)
@@ -261,7 +261,7 @@ def test_after_a_change_of_their_number_former_ticks_have_time_to_end(platform, 
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     platform.ticks(1)
-    assert numbers(platform.instance, "a") == {"05": [1]}  # none was there before
+    assert numbers(platform.instance, "a") == {"05": [1]}  # none existed before
     platform.files.append("a/part=0", line(1), postfix="hour=05")
     for _ in range(2):
         for result in platform.ticks(2).values():
@@ -332,6 +332,6 @@ def test_definitions_have_as_many_as_are_asked_for(
 
 
 @pytest.mark.parametrize("text", ["two", "-1", "1.5", "0", "33"])
-def test_a_variable_that_is_no_number_of_sensors_is_refused(text):
+def test_variable_that_is_not_a_number_of_sensors_is_refused(text):
     with pytest.raises(ValidationError, match="GAZETTE_FRAGMENT_SENSORS"):
         lake_definitions(LakeSettings.from_environment({"GAZETTE_FRAGMENT_SENSORS": text}))

@@ -33,12 +33,12 @@ def newest(platform, partition):
 
 
 def settle(platform, ticks=4):
-    """Ticks enough for a round over all that is old. Returns: how many events they told."""
+    """Ticks enough for a round over all that is old. Returns: how many events they reported."""
     return sum(len(platform.tick().asset_events) for _ in range(ticks))
 
 
 def register_untold(platform):
-    """As `gazctl lake flush` does, which tells nobody."""
+    """As `gazctl lake flush` does, which reports nothing."""
     other = Registrar(platform.files, platform.metastore, StoreRoots(platform.files.roots))
     return other.tick(parse_table_spec(SPEC.format(table="a")), {})
 
@@ -61,7 +61,7 @@ def test_journals_are_folded_into_one_event_a_time(platform):
     assert settle(platform) == 0
 
 
-def test_what_one_journal_adds_is_told_beside_what_others_hold(platform):
+def test_additions_of_one_journal_are_reported_beside_those_of_others(platform):
     for part in range(3):
         platform.files.append(f"a/part={part}", line(part), postfix="hour=05")
     platform.tick()
@@ -112,7 +112,7 @@ def test_a_journal_that_is_gone_still_counts(platform):
     assert newest(platform, "05").metadata["dagster/partition_row_count"].value == 3
 
 
-def test_what_others_registered_at_a_time_that_dagster_knows_is_told_in_turn(platform):
+def test_registrations_of_others_at_a_known_time_are_reported_in_turn(platform):
     """Behind the cursor, so that no tick would touch it as something new."""
     for part in range(2):
         platform.files.append(f"a/part={part}", line(part), postfix="hour=05")
@@ -136,7 +136,7 @@ def test_a_tick_asks_dagster_as_often_for_many_times_as_for_one(platform, monkey
         )
     counts = []
     for hours in (1, 60):
-        for _ in range(2):  # first told, and told again
+        for _ in range(2):  # first reported, and reported again
             for hour in range(hours):
                 for part in range(2):
                     platform.files.append(f"a/part={part}", line(1), postfix=f"hour={hour:02}")

@@ -161,7 +161,7 @@ def test_a_table_with_a_problem_holds_up_no_round(platform):
 
 
 def test_audits_end_with_the_tick_and_the_round_goes_on_where_it_stood(tmp_path):
-    """Each may take a second; a tick of seventeen of them would be given up, with all that it told."""
+    """Each may take a second; a tick of seventeen of them would be given up, with all that it reported."""
     files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
     roots = StoreRoots(files.roots)
     spec = parse_table_spec(
@@ -186,7 +186,7 @@ def test_audits_end_with_the_tick_and_the_round_goes_on_where_it_stood(tmp_path)
     assert audited == [f"a/part={n}" for n in (3, 4, 5, 0, 1, 2, 3)]
 
 
-def test_a_fragment_that_cannot_be_taken_hides_nothing_behind_it(platform):
+def test_fragment_that_cannot_be_taken_hides_nothing_after_it(platform):
     """It is awaited for as long as brokers list it. The sweep is elsewhere meanwhile."""
     platform.append("t0")
     platform.files.append("t0/part=0", b'{"id":1}\n', postfix="other=1")
@@ -207,7 +207,7 @@ def test_a_fragment_that_cannot_be_taken_hides_nothing_behind_it(platform):
     assert "hour=06" in red[0].description
 
 
-def test_what_nobody_expects_of_one_table_holds_up_no_other(platform, monkeypatch):
+def test_unforeseen_error_of_one_table_holds_up_no_other(platform, monkeypatch):
     for n in range(4):
         platform.append(f"t{n}")
 

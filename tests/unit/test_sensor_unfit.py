@@ -100,7 +100,7 @@ def test_red_check_is_reported_before_the_data_that_it_is_about(platform, write)
     assert any(isinstance(event, AssetMaterialization) for event in others)
 
 
-def test_few_good_records_tell_nothing_new(platform, write, told):
+def test_few_good_records_report_nothing_new(platform, write, told):
     write("1%")
     platform.files.append(JOURNAL, GOOD * 1999 + BAD, postfix=HOUR)
     assert colour(told()) == "yellow"
@@ -154,7 +154,7 @@ def test_lost_cursor_turns_no_red_check_green(platform, write, told):
     platform.files.append(JOURNAL, GOOD + BAD, postfix=HOUR)
     platform.files.append(JOURNAL, GOOD, postfix="hour=06")
     assert colour(told()) == "red"
-    # As when tables are shared out to more sensors: what is registered stays known, what was told does not.
+    # As when tables are shared out to more sensors: what is registered stays known, what was reported does not.
     before = SensorCursor.parse(platform.cursor)
     platform.cursor = replace(before, audits={}).dump()
     assert colour(told()) == "red"

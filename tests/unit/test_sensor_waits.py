@@ -1,4 +1,4 @@
-"""Waits and stalls: what is awaited since when, when Dagster is told, and when a table is red."""
+"""Waits and stalls: what is awaited since when, when Dagster gets an event, and when a table is red."""
 
 import json
 
@@ -111,7 +111,7 @@ def test_many_waits_are_reported_less_often():
     assert told == 200  # in half an hour, each of them twice
 
 
-def test_waits_that_end_soon_are_not_told():
+def test_waits_that_end_soon_are_not_reported():
     waits = follow({}, report(waiting()), NOW).waits
     done = follow(waits, report(waiting(registered=20)), NOW + 50)
     assert (done.waits, done.to_tell) == ({}, [])

@@ -1,4 +1,4 @@
-"""The steps by which a server leaves: none of them holds up the next one."""
+"""The steps of a server that leaves: none of them holds up the next one."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-# It serves once a file named after it is there, and writes down the orders that it gets.
+# It serves once a file named after it exists, and writes down the orders that it gets.
 MEMBER = """
 import os, socket, sys
 from gazette_platform.testing.waiting import wait_until

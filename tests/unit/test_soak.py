@@ -1,4 +1,4 @@
-"""The parts of the soak that decide: what runs, what goes wrong, and what is told of sums."""
+"""The parts of the soak that decide: what runs, what goes wrong, and what is reported of sums."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_who_may_and_who_must_lose_a_lease(kind, lasts_s, may, must):
 
 
 class Process:
-    """One that nobody can harm, as if a fault were not inflicted."""
+    """One that no fault can harm, as if none were inflicted."""
 
     pid = 4711
     has_ended = False

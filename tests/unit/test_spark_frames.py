@@ -94,7 +94,7 @@ def test_years_that_no_text_has_are_an_error():
                 encoder(made, layout("at timestamp"), ()).encode(batch)
 
 
-def test_json_tells_instants_in_utc_and_no_number_that_is_none():
+def test_json_has_instants_in_utc_and_null_for_nan():
     kind = pa.timestamp("us", "Europe/Berlin")
     made = encoder(JSON, layout("at timestamp, x double"), ())
     batch = pa.record_batch({"at": pa.array([NOON, None], kind), "x": [float("nan"), float("inf")]})

@@ -34,7 +34,7 @@ def test_mark_is_a_value_that_registers_can_hold():
         "1.2.3.4." + "5" * 5000,
     ],
 )
-def test_value_that_is_no_mark_is_an_error(text):
+def test_invalid_mark_is_an_error(text):
     with pytest.raises(DataError, match="which is none of ours"):
         mark_of(LabelSet.of((WRITER.label, text)), WRITER)
 
@@ -75,7 +75,7 @@ def test_marks_are_kept_for_as_long_as_their_writers_may_be_silent(is_lasting, k
     assert (dropped(kept_s), dropped(kept_s + 1)) == (LabelSet(), silent)
 
 
-def test_producer_is_the_writers_and_nobody_elses():
+def test_producer_belongs_to_one_writer():
     assert WRITER.producer == Writer(WRITER.name).producer
     assert WRITER.producer != Writer("another").producer
     assert len(WRITER.producer) == 6

@@ -105,7 +105,7 @@ def keeping(row):
 ALONE = {line: [keeping(row) for row in rows_of(line + b"\n")] for line in LINES}
 
 
-def test_lines_that_are_no_records_are_reported():
+def test_lines_that_are_not_records_are_reported():
     bad = {line for line, rows in ALONE.items() if rows and rows[0]["_corrupt"] is not None}
     assert bad == set(LINES[8:])
     assert [line for line, rows in ALONE.items() if not rows] == [b"", b"  "]
@@ -117,7 +117,7 @@ def test_lines_that_are_no_records_are_reported():
 def test_line_is_among_others_what_it_is_alone_however_it_is_cut(lines, data):
     content = b"".join(line + b"\n" for line in lines)
     if content and data.draw(st.booleans()):
-        content = content[:-1]  # nobody has ended the last line
+        content = content[:-1]  # no append has ended the last line
     cuts = data.draw(st.lists(st.integers(0, len(content)), max_size=4))
     pieces = [content[a:b] for a, b in pairwise(sorted({0, *cuts, len(content)}))]
     found = rows_of(content, pieces=pieces)
@@ -145,7 +145,7 @@ def test_large_content_is_cut_into_blocks_of_whole_lines():
     assert [0, *ends[:-1]] == [at for block in blocks for at in block.begins.to_pylist()]
 
 
-def test_content_behind_a_hole_restarts():
+def test_content_after_a_hole_restarts():
     pieces = [(0, b'{"n":1}\n{"n'), (50, b'{"n":3}\n')]
     blocks = list(reading._lines("a/b", iter(pieces)))
     assert [(block.begins.to_pylist(), block.ends.to_pylist()) for block in blocks] == [

@@ -68,7 +68,7 @@ def test_each_byte_of_a_range_is_in_one_split_or_in_a_hole(listed, begin, end, b
         for span in split:
             held = span.listing and span.listing.fragment
             assert held is None or held.begin <= span.begin < span.end <= held.end
-    # A byte is said to be gone only if nobody who was listed holds it.
+    # A byte is said to be gone only if no listed broker holds it.
     held = {at for each in listed for at in range(each.fragment.begin, each.fragment.end)}
     assert not held & set(gone)
 
@@ -130,7 +130,7 @@ HEADS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1000))
 
 
 @given(HEADS, HEADS, st.integers(0, 500))
-def test_batches_never_go_back_and_hold_no_more_than_told(positions, more, bytes_max):
+def test_batches_never_go_back_and_respect_their_limit(positions, more, bytes_max):
     heads = {name: positions.get(name, 0) + length for name, length in more.items()}
     found = reach(positions, heads, bytes_max)
     assert found.keys() == positions.keys() | heads.keys()

@@ -40,7 +40,7 @@ def test_tasks_are_sent_the_job_and_no_orders():
     assert len(reader.partitions()) == 2
 
 
-def test_a_worker_tells_its_error_in_rows_of_bounded_size(monkeypatch):
+def test_worker_reports_its_error_in_rows_of_bounded_size(monkeypatch):
     monkeypatch.setattr(typed_orders, "_PART_BYTES", 16)
     order = Order(journal="j", task=Task((Extent("j", 0, 9),)))
     reader = planned(b"0.0.0-other\n", [b"", jobs.dump_order(order)]).reader(None)

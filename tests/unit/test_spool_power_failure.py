@@ -54,7 +54,7 @@ class Told:
 
 
 class Journal:
-    """A journal of which this is the only broker; each thing it does is one that a broker does."""
+    """A journal with this only broker; each thing it does is one that a broker does."""
 
     name, spec = NAME, None
 
@@ -182,7 +182,7 @@ def recovered(target):
 
 
 def believed(told, tenures):
-    """Offset up to which content is there, without a gap; all of it is as it was acknowledged."""
+    """Offset up to which content exists, without a gap; all of it is as it was acknowledged."""
     pieces = sorted(told.stored)
     for found in tenures:
         for one in found.fragments:
@@ -289,7 +289,7 @@ def test_names_go_once_no_record_on_disk_speaks_of_them(disk, tmp_path):
 
 @pytest.mark.parametrize("ends_between", [False, True])
 def test_what_promises_more_is_gone_from_the_disk_once_less_is_promised(disk, ends_between):
-    """A broker goes on without fsync where one with fsync ended: neither slot may say that all is there."""
+    """A broker goes on without fsync where one with fsync ended: neither slot may say that all content exists."""
     home = SpoolHome.make(disk.root, OWNER)
     tenure = home.tenure(NAME, 7)
     for _ in range(2):
@@ -386,7 +386,7 @@ async def test_a_fragment_that_closes_while_it_is_synced_stays_closed(
     assert found.end == believed(journal.told, [found]) == len(journal.told.content)
 
 
-async def test_what_came_while_nothing_was_kept_is_no_part_of_the_next_tenure(
+async def test_content_from_while_nothing_was_kept_is_not_part_of_the_next_tenure(
     disk, tmp_path, tasks
 ):
     """A broker of Gazette led for a while. The tenure after it names the files of all that it says it has."""

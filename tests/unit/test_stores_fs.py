@@ -263,7 +263,7 @@ async def test_so8_errors_of_the_system_are_mapped(tmp_path, executor):
         await put_bytes(missing, "f", b"x")
 
 
-async def test_other_kinds_of_files_are_no_objects(tmp_path, executor):
+async def test_other_kinds_of_files_are_not_objects(tmp_path, executor):
     store = make(tmp_path, executor)
     (tmp_path / "j" / "dir").mkdir(parents=True)
     os.mkfifo(tmp_path / "j" / "fifo")

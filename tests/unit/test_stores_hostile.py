@@ -26,7 +26,7 @@ def executor():
 
 
 def unchecked(path, **args):
-    """A URL as a key space may hold it that nobody validated."""
+    """A URL as a key space may hold it without validation."""
     return StoreUrl(scheme="file", host="", path=path, args=args, text="file:///hostile/")
 
 
@@ -92,7 +92,7 @@ def test_urls_that_no_parser_likes_are_refused():
     ):
         with pytest.raises(ValidationError) as caught:
             parse_store_url(url)
-        assert len(str(caught.value)) < 1000, "an error is told in the trailer of a call"
+        assert len(str(caught.value)) < 1000, "an error is sent in the trailer of a call"
 
 
 # ------------------------------------------------------------------------------------ deep listings

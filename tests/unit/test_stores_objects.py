@@ -164,7 +164,7 @@ def test_a_missing_extra_is_named(monkeypatch, url, package, extra):
         open_store(url, file_root=None)
 
 
-def test_opening_asks_nobody(monkeypatch):
+def test_opening_calls_no_server(monkeypatch):
     """Neither settings of AWS, which may be broken, nor the store."""
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
     assert open_store("s3://bucket/p/?region=r", file_root=None).url == "s3://bucket/p/?region=r"

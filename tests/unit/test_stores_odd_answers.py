@@ -206,7 +206,7 @@ async def test_a_listing_goes_on_from_page_to_page(server, store_of, scheme, fir
 @pytest.mark.parametrize(
     ("scheme", "odd"), [(name, odd) for name, scheme in SCHEMES.items() for odd in scheme.odd]
 )
-async def test_an_odd_answer_is_no_listing(server, store_of, scheme, odd):
+async def test_odd_answer_is_not_a_listing(server, store_of, scheme, odd):
     server.bodies["LIST"] = SCHEMES[scheme].odd[odd]
     with pytest.raises(StoreUnavailable, match=rf"LIST j/ of {scheme}://{BUCKET}/\S*: "):
         await listing(store_of(scheme), "j/")
@@ -251,7 +251,7 @@ async def test_an_object_that_no_listing_has_does_not_exist(server, store_of, sc
 
 
 @pytest.mark.parametrize("body", ['{"error": {"code": 500}}', HTML, ""])
-async def test_an_odd_answer_about_an_object_is_no_object(server, store_of, body):
+async def test_odd_answer_about_an_object_is_not_an_object(server, store_of, body):
     server.bodies["GET"] = body
     with pytest.raises(StoreUnavailable, match="HEAD j/a of gs:"):
         await store_of("gs").exists("j/a")

@@ -67,7 +67,7 @@ def test_rewriting_that_keeps_no_folder_is_refused(arguments):
 @pytest.mark.parametrize(
     ("find", "postfix", "is_refused"),
     [
-        # As much of it as is behind the journal must be there for it to be found.
+        # As much of it as follows the journal must exist for it to be found.
         ("/old/", "", False),
         ("/old/", "date={{.Spool.FirstAppendTime}}", False),
         ("/old/", "old={{.Spool.FirstAppendTime}}", False),

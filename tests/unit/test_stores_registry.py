@@ -33,7 +33,7 @@ from gazette_platform.testing.waiting import turns
 
 
 class ScriptedStore:
-    """Records its calls; fails or answers as told."""
+    """Records its calls; fails or answers as the test says."""
 
     def __init__(self, url="file:///", **answers):
         self.url = url
@@ -381,7 +381,7 @@ async def test_so6_delete_probe():
 
 
 async def test_so5_over_a_real_directory(tmp_path, tasks):
-    """Unhealthy while the directory is missing, healthy as soon as it is there."""
+    """Unhealthy while the directory is missing, healthy as soon as it exists."""
     root = tmp_path / "root"
     registry = StoreRegistry(
         lambda url: open_store(url, file_root=root), ManualClock(), tasks, rng=random.Random(1)
@@ -430,7 +430,7 @@ async def test_without_file_descriptors_a_store_is_unhealthy_for_now(tasks):
     assert (await store.wait_health_change(health)).error is None
 
 
-async def test_a_check_that_fails_in_a_way_that_nobody_foresaw_is_an_unhealthy_store(tasks):
+async def test_check_that_fails_unexpectedly_means_an_unhealthy_store(tasks):
     checks, faults = Checks(), Faults()
     registry = StoreRegistry(
         ScriptedStore,

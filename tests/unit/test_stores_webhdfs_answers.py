@@ -18,7 +18,7 @@ TOKEN = "a-secret-of-this-broker"
 
 @pytest.fixture
 async def served():
-    """Serves what `answers` has for an operation, and a file that is there."""
+    """Serves what `answers` has for an operation, and a file that exists."""
     answers = {}
 
     async def handle(request):

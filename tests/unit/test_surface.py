@@ -10,7 +10,7 @@ from gazette_platform import client, message
 from gazette_platform.lake.engines import duckdb
 
 
-def test_all_of_client_and_message_is_there():
+def test_all_of_client_and_message_is_exported():
     """A name that client or message has got has to be added to ``gazette_platform/__init__.py``."""
     assert set(gazette_platform.__all__) == {*client.__all__, *message.__all__, "connect"}
     for name in gazette_platform.__all__:

@@ -100,7 +100,7 @@ async def test_reset_ends_both_sides_hard(proxy, dial, echo):
     assert proxy.connections == 1
 
 
-async def test_refuse_lets_nobody_in_until_healed(proxy, dial):
+async def test_refuse_lets_no_client_in_until_healed(proxy, dial):
     reader, writer = await dial()
     writer.write(b"x")
     await said(reader, 1)

@@ -154,7 +154,7 @@ def test_other_names(alias, text):
         ("text", "unknown type 'text' .use one of string, json, .*struct<a:t>"),
     ],
 )
-def test_what_is_no_type(text, message):
+def test_invalid_types(text, message):
     with pytest.raises(ValidationError, match=message):
         parse_typed(text)
 
@@ -188,7 +188,7 @@ def test_iceberg_has_each_transform_of_each_type(transform):
     kinds = [parse_typed(text) for text, *_ in TYPES]
     able = {k.name for k in kinds if iceberg.can_transform(iceberg_type(k, count(1)))}
     assert able >= TRANSFORMS[transform]
-    # What we leave out beyond that: values of which engines do not agree, or that make no good paths.
+    # What we leave out beyond that: values that engines do not agree on, or that make no good paths.
     assert able - TRANSFORMS[transform] <= {"json", "float", "double", "binary"}
 
 
@@ -237,7 +237,7 @@ def test_partition(text, parsed, canonical, iceberg, name):
         ("a.b", "is not a transform"),
     ],
 )
-def test_what_is_no_partition(text, message):
+def test_invalid_partitions(text, message):
     if not message:
         assert parse_partition(text).text == text.strip()
         return

@@ -1,4 +1,4 @@
-"""Completeness of typed tables: what is lost, or there twice, is told with its journal, and nothing else is."""
+"""Completeness of typed tables: what is lost, or doubled, is reported with its journal, and nothing else is."""
 
 from dataclasses import replace
 

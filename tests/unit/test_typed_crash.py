@@ -44,7 +44,7 @@ def state_of(expected):
 
 
 def found_of(wanted, *, is_keyed=False):
-    """What there is of tables that are right."""
+    """The content of tables that are right."""
     rows = [(j, begin, row) for j, one in wanted.items() for begin, row in one.rows.items()]
     if is_keyed:
         rows = [(*spot, row) for spot, (row, _) in last_of_keys(wanted).items()]
@@ -198,7 +198,7 @@ def test_state_of_the_product_passes_wherever_runs_end(seed):
         assert told.is_ok, told.problems
 
 
-def test_journal_that_the_state_does_not_know_or_that_is_none_is_told(case):
+def test_unknown_or_invalid_journal_in_the_state_is_reported(case):
     wanted, found, more = case
     journals = dict(found.state.journals)
     other = TypedState(journals | {"c": journals["a"]})

@@ -1,4 +1,4 @@
-"""Blocks of whole lines, of which one may be longer than a record: whatever the pieces, each byte is in one block."""
+"""Blocks of whole lines; one may be longer than a record: whatever the pieces, each byte is in one block."""
 
 import random
 

@@ -291,7 +291,7 @@ def test_columns_of_the_row_come_from_after_wherever_it_lies():
     assert [c.name for c in spec.all_columns[2:4]] == ["_op", "_position"]
 
 
-def test_database_of_the_tests_tells_what_it_does():
+def test_database_of_the_tests_reports_its_changes():
     shop = Database(wraps=True)
     shop.upsert(1, "a")
     shop.upsert(1, "b")

@@ -294,7 +294,7 @@ def test_columns_that_others_added_or_tightened():
     assert found.schema_steps[:2] == (Relax(("note",)), Relax(("id",)))
 
 
-def test_a_table_that_is_no_typed_one_is_refused():
+def test_table_that_is_not_typed_is_refused():
     table = Schema(NestedField(1, "id", IntegerType(), required=False))
     found = plan_evolution(spec_of(BEFORE), table, PartitionSpec())
     assert "+ _journal: string   refused: existing rows have no value of it" in found.text

@@ -39,7 +39,7 @@ def test_fragments_are_found_by_partition_columns(values, is_in):
     assert is_wanted(fragment(f"{ASIDE}/{POSTFIX}")) == is_in
 
 
-def test_partitions_of_before_a_key_came_are_none_of_it():
+def test_partitions_from_before_a_key_came_are_not_its_own():
     is_wanted = fragments_of(RAW, {"hour": "5"})
     assert not is_wanted(fragment("day=2026-01-02"))
     assert is_wanted(fragment("hour=05"))

@@ -65,14 +65,14 @@ def test_backfill_leaves_rows_of_a_journal_that_is_shorter_than_it_was():
     [
         (at(40, 43), at(90, 43), [(40, 90, 0)]),
         (at(40), at(90, 43), [(40, 90, 0)]),
-        # The journal of now is another one, so nobody holds the bytes that were read.
+        # The journal of now is another one, so no broker holds the bytes that were read.
         (at(40, 42), at(90, 42), [(40, 90, 50)]),
         # The table restarted with the one of now since: of the former one all is lost.
         (at(40, 42), at(30, 43, shared_to=70), [(40, 70, 30), (0, 30, 0)]),
         (at(70, 42), at(30, 43, shared_to=70), [(0, 30, 0)]),
     ],
 )
-def test_rollback_tells_what_is_lost_with_a_former_journal(after, before, found):
+def test_rollback_reports_what_is_lost_with_a_former_journal(after, before, found):
     rollback = Rollback(name="t.a", loaded=None, to=1, before=before, after=after)
     told = reread(rollback, [now(100, created=43)])
     assert told == [

@@ -1,4 +1,4 @@
-"""JSON Schemas as columns: which types they tell, and where one is refused, with its path."""
+"""JSON Schemas as columns: which types they define, and where one is refused, with its path."""
 
 import pytest
 

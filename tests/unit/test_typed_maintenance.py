@@ -99,8 +99,8 @@ def test_who_was_held_up_for_longer_than_orphans_are_kept_is_refused(world):
     assert numbers(handle) == [1, 2]
 
 
-def test_an_empty_run_is_not_told_of_as_the_one_before(world):
-    """How fresh its rows were would be told by when it was published, and its bytes would have been read twice."""
+def test_empty_run_is_not_reported_as_the_one_before(world):
+    """How fresh its rows were would follow from when it was published, and its bytes would have been read twice."""
     handle, table = world.open()
     oldest_at = datetime.fromtimestamp(now_s() - 2, UTC)
     told = measures(read_bytes=9, seconds=1.5, complete_at=oldest_at, oldest_at=oldest_at)
@@ -146,7 +146,7 @@ def test_a_fence_says_what_the_run_before_it_said_and_settles_nothing_again(worl
     assert quarantined_rows(quarantine)["_begin"].to_pylist() == [10]
 
 
-def test_a_fence_is_not_needed_once_somebody_publishes(world):
+def test_fence_is_not_needed_after_the_next_publication(world):
     handle, table = world.open()
     publish(handle, table, [1])
     loaded, (_, late) = handle.load(), world.open()
@@ -165,8 +165,8 @@ def test_a_table_that_was_published_to_since_needs_no_fence(world):
     assert progress_of(handle.load().metadata) == before
 
 
-def test_amendments_are_fenced_while_their_files_are_there(world):
-    """They may have written them before the run was published on top of which they come."""
+def test_amendments_are_fenced_while_their_files_exist(world):
+    """They may have written them before the publication of the run that they build on."""
     handle, table = world.open()
     publish(handle, table, [1])
     young = maintain_typed(

@@ -207,14 +207,14 @@ def test_bytes_may_be_hexadecimal():
         b"\xef\xbb\xbf{}", b'{"c":"a","c":"b"}', b'{"other":"\xff"}', b"{'c':1}",
     ],
 )  # fmt: skip
-def test_lines_that_are_no_records_are_set_aside(line):
+def test_lines_that_are_not_records_are_set_aside(line):
     wanted = spec("c string", path=())
     parsed = parse(wanted, b'{"c":"x"}\n' + line + b'\n{"c":"y"}\n')
     assert [one.number for one in parsed.bad] == [1]
     assert parsed.rows.column("c").to_pylist() == ["x", "y"]
 
 
-def test_blanks_around_a_record_are_no_harm():
+def test_blanks_around_a_record_do_no_harm():
     parsed = parse(spec("c string", path=()), b'  {"c":"x"}\t\r\n{"c":"y"}\n')
     assert (parsed.bad, parsed.rows.column("c").to_pylist()) == ((), ["x", "y"])
 
@@ -305,7 +305,7 @@ def test_of_a_block_that_is_cut_other_bad_records_have_reasons_of_their_own():
     assert ["no newline" in one.reason for one in parsed.bad] == [False, False, True]
 
 
-def test_only_line_that_ends_within_a_record_and_is_no_text_is_bad():
+def test_only_a_partial_line_that_is_not_text_is_bad():
     parsed = BlockParser(spec()).parse(5, b'{"b":"\xff')
     assert (parsed.begins.to_pylist(), parsed.ends.to_pylist(), len(parsed.bad)) == ([5], [12], 1)
 
@@ -331,7 +331,7 @@ def meta(clock, flags=OUT, **more):
 
 
 @pytest.mark.parametrize("columns", [("c int",), ("c int", "_meta struct<uuid:string>")])
-def test_uuids_of_all_messages_are_reported_and_acks_are_no_rows(columns):
+def test_uuids_of_all_messages_are_reported_and_acks_make_no_rows(columns):
     lines = [meta(10, c=1), meta(20, c="x"), meta(30, CONT, c=3), meta(40, ACK), b'{"c":5}\n']
     lines.append(b'{"_meta":{"uuid":"none"},"c":6}\n')
     required = (f"{columns[0]} required", *columns[1:])

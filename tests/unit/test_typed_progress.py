@@ -45,7 +45,7 @@ def run(world, ns, **told):
     return handle
 
 
-def test_a_table_tells_what_it_holds_and_how_its_newest_run_went(world):
+def test_table_shows_what_it_holds_and_how_its_newest_run_went(world):
     now = SystemClock().now()
     told = {"complete_at": now, "oldest_at": now - timedelta(seconds=30)}
     handle = run(world, [1, 2], read_bytes=700, seconds=1.5, **told)
@@ -70,19 +70,19 @@ def test_properties_that_no_run_has_set_are_reported(world, monkeypatch, name, v
         read_progress(handle.load(), handle.name)
 
 
-def test_nothing_is_told_of_a_table_before_its_first_run(world):
+def test_nothing_is_shown_of_a_table_before_its_first_run(world):
     handle, _ = world.open()
     assert read_progress(handle.load(), handle.name) is None
 
 
-def test_clocks_that_are_ahead_are_no_freshness_below_zero(world):
+def test_clocks_that_are_ahead_give_no_freshness_below_zero(world):
     ahead = SystemClock().now() + timedelta(hours=1)
     handle = run(world, [1], read_bytes=1, seconds=0.0, complete_at=None, oldest_at=ahead)
     found = read_progress(handle.load(), handle.name)
     assert (found.freshness_s, found.complete_at) == (0.0, None)
 
 
-def test_what_others_write_counts_as_rows_and_is_no_progress(world):
+def test_writes_of_others_count_as_rows_and_not_as_progress(world):
     handle = run(world, [1, 2], read_bytes=1, seconds=0.0, complete_at=None, oldest_at=None)
     before = read_progress(handle.load(), handle.name)
     table = handle.load().token
@@ -93,7 +93,7 @@ def test_what_others_write_counts_as_rows_and_is_no_progress(world):
     assert after.freshness_s is None
 
 
-def test_rows_are_not_told_once_some_were_deleted_beside_their_files(world):
+def test_rows_are_not_shown_once_some_were_deleted_beside_their_files(world):
     handle = run(world, [1, 2], read_bytes=1, seconds=0.0, complete_at=None, oldest_at=None)
     table = handle.load().token
     # As engines count them: of the files PyIceberg would not know it.

@@ -161,7 +161,7 @@ def test_partition_of_uuids_has_them_as_iceberg_does(world):
     assert task.file.partition[0] == uuid.UUID(int=7)
 
 
-def test_what_workers_tell_is_refused_if_it_is_something_else(world):
+def test_unexpected_answers_of_workers_are_refused(world):
     with pytest.raises(LakeError, match="workers of another release"):
         WrittenFile.parse(b"\x01")
     _, table = world.open()
@@ -296,7 +296,7 @@ def test_progress_never_expires(world):
     assert handle.load().metadata.refs[PROGRESS].max_ref_age_ms == 2**63 - 1
 
 
-def test_table_that_others_change_all_the_time_is_told(world):
+def test_table_that_others_change_all_the_time_is_reported(world):
     handle, table = world.open()
     publish(handle, table, [1])
     _, table = world.open()
@@ -356,7 +356,7 @@ def optimize(handle):
 
 
 @pytest.mark.parametrize("is_rolled_back", [False, True])
-def test_expiry_by_pyiceberg_which_forgets_parents_is_no_rollback(world, is_rolled_back):
+def test_expiry_by_pyiceberg_which_forgets_parents_is_not_a_rollback(world, is_rolled_back):
     handle, table = world.open()
     first = publish(handle, table, [1]).snapshot_id
     _, table = world.open()
@@ -377,7 +377,7 @@ def test_expiry_by_pyiceberg_which_forgets_parents_is_no_rollback(world, is_roll
 
 
 def test_tag_that_alone_was_moved_back_is_reported(world):
-    """As between the two statements by which a person goes back, with runs seconds apart."""
+    """As between the two statements of a person who goes back, with runs seconds apart."""
     handle, table = world.open()
     first = publish(handle, table, [1]).snapshot_id
     _, table = world.open()
@@ -481,7 +481,7 @@ def test_table_follows_its_spec_and_keeps_its_rows(world):
     assert [(r["n"], r["more"], r["k"]) for r in rows] == [(1, None, "k1"), (2, 0.5, "k2")]
 
 
-def test_file_of_before_a_widening_may_be_published_behind_it(world):
+def test_file_from_before_a_widening_may_be_published_after_it(world):
     handle, table = world.open(spec(("n int", "k string")))
     files = [data_file_of(write_rows(table.metadata, [row(1)]), table.metadata)]
     world.open()

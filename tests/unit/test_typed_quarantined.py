@@ -74,7 +74,7 @@ def test_quarantined_records_come_once(world):
     assert offsets(quarantine) == [10, 20, 30, 40]
 
 
-def test_records_of_which_others_are_made_go_once_that_is_settled(world):
+def test_source_records_go_once_their_rows_are_settled(world):
     handle, _ = world.open()
     quarantine = world.quarantine()
     quarantining(world, handle, quarantine, [1, 2, 3])
@@ -121,7 +121,7 @@ def test_list_that_is_damaged_is_reported(world):
 
 
 class Then:
-    """A handle, after each look of which something happens."""
+    """A handle; something happens after each of its looks."""
 
     def __init__(self, handle, *then):
         self._handle = handle
@@ -161,7 +161,7 @@ def test_zombie_settles_nothing_twice(world, on, looks, others):
         settle_quarantine(handle, quarantine)
         for ns in others:
             quarantining(world, handle, quarantine, ns)
-        # Of what was settled then only the tag tells.
+        # Only the tag says what was settled then.
         expire(quarantine)
 
     waits = [*[lambda: None] * (looks - 1), meanwhile]
@@ -170,7 +170,7 @@ def test_zombie_settles_nothing_twice(world, on, looks, others):
         Then(quarantine, *waits) if on == "quarantine" else quarantine,
     )
     settle_quarantine(handle, quarantine)
-    # The typed handle is looked at once only: then nobody came between.
+    # The typed handle is looked at once only: then no other run came between.
     came = [n for ns in others for n in ns] if on == "quarantine" or looks == 1 else []
     assert offsets(quarantine) == [10, *(10 * n for n in came), 50]
 
@@ -266,7 +266,7 @@ def test_quarantine_goes_back_with_progress(world):
 
 
 @pytest.mark.parametrize("to", [0, 1])
-def test_quarantine_of_which_nobody_knows_what_it_was_takes_no_more(world, to):
+def test_quarantine_of_unknown_kind_takes_no_more(world, to):
     """What it was has expired, or was before anything was settled."""
     handle, table = world.open()
     quarantine = world.quarantine()

@@ -100,7 +100,7 @@ def test_what_spools_hold_between_stored_fragments_ends_where_the_next_one_begin
     assert spans(plan_run(TypedState(), [journal])) == [(0, 30, False)]
 
 
-def test_fragment_that_goes_on_behind_the_head_ends_softly_there():
+def test_fragment_that_continues_after_the_head_ends_softly_there():
     """It was stored since the head was asked for, and half a message may have been appended by then."""
     journal = now(stored(0, 10), stored(10, 50), head=30)
     assert spans(plan_run(TypedState(), [journal])) == [(0, 30, True)]
@@ -164,7 +164,7 @@ def test_hole_that_a_person_gave_up_is_passed_over_and_noted():
     assert (state.offset, state.counts) == (50, Counts(lost_bytes=20))
 
 
-def test_part_of_a_hole_that_was_given_up_is_no_leave_for_the_rest():
+def test_part_of_a_hole_that_was_given_up_does_not_permit_the_rest():
     plan = plan_run(at(30), [now(stored(50, 60))], given_up={J: 49})
     assert (plan.ranges, [hole.kind for hole in plan.holes]) == ((), [HoleKind.PRUNED])
 
@@ -176,7 +176,7 @@ def test_range_never_spans_a_hole_that_was_given_up():
     assert spans(plan_run(at(10), [journal], given_up={J: 20})) == [(20, 30, False)]
 
 
-def test_journal_of_which_nothing_is_held_is_reported():
+def test_journal_without_any_content_is_reported():
     assert plan_run(at(30), [now(head=90)]).holes == (Hole(J, 30, 90, HoleKind.PRUNED),)
     assert plan_run(at(90), [now(head=90)]) == RunPlan()
     assert plan_run(TypedState(), [now(head=90)]) == RunPlan()
@@ -187,7 +187,7 @@ def test_open_transaction_that_was_pruned_is_reported_and_the_journal_read_on():
     plan = plan_run(state, [now(stored(40, 60), stored(60, 90))])
     assert plan.holes == (Hole(J, 20, 40, HoleKind.OPEN_PRUNED),)
     assert spans(plan) == [(60, 90, False)]
-    assert state.journals[J].giving_up(20) == state.journals[J]  # all of it is there
+    assert state.journals[J].giving_up(20) == state.journals[J]  # all of it exists
     given_up = state.journals[J].giving_up(40)
     assert given_up.producers == {b"silent": Producer(5), b"busy!!": Producer(9)}
     assert given_up.counts.taken_back == 3
@@ -288,7 +288,7 @@ lengths = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 def test_runs_read_every_byte_that_is_held_once_and_stop_before_holes(
     sizes, gone, spanning, task_bytes, run_bytes, first_spooled
 ):
-    """Fragments of some sizes, of which some are gone, others are there as part of larger ones, too."""
+    """Fragments of some sizes; some are gone, others exist as part of larger ones, too."""
     ends = [0]
     for size in sizes:
         ends.append(ends[-1] + size)
@@ -355,7 +355,7 @@ def test_backfill_from_where_a_run_ended_reads_nothing_before_it():
     assert found.start == JournalState(offset=30, producers={b"known": Producer(7)})
 
 
-def test_backfill_without_states_of_before_reads_all_that_is_stored():
+def test_backfill_without_former_states_reads_all_that_is_stored():
     journal = now(stored(10, 40), stored(40, 60))
     (found,) = plan_backfill([at(60)], [journal], {J: [(40, 60)]}).ranges
     assert found.start == JournalState(offset=10)

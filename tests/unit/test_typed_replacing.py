@@ -213,7 +213,7 @@ def test_files_are_rewritten_once_whoever_comes_between(world):
             replace(held, removed, rewriter=rewriter, run=f"late {attempt}")
     replace(handle, removed, rewriter=rewriter)
     assert numbers(handle) == [0, 2, 3, 4, 4, 6, 9, 20, 20, 20]
-    # Neither the one that lies beside all of the ranges, nor the one of which only reading tells.
+    # Neither the one that lies beside all of the ranges, nor the one that only reading shows.
     assert len(before.keys() & files_of(handle).keys()) == 2
     assert len(list(folder.iterdir())) == 3 + 3 + 1
 
@@ -298,7 +298,7 @@ def test_rows_that_engines_deleted_stay_deleted(world):
     # One that lies beside the ranges is left as it is, with its deletes.
     (kept,) = files_of(handle).keys() & {one.file_path for one in shorts}
     assert files_of(handle)[kept] == 4
-    # A file of which the rest was deleted is not written at all.
+    # A file whose rest was deleted is not written at all.
     replace(handle, ranges((23, 24)), run="rest")
     replace(handle, ranges((20, 21)), run="all")
     assert numbers(handle) == [1, 3, 4, 13]
@@ -343,7 +343,7 @@ def test_files_that_cannot_be_rewritten_are_reported(world):
         rewriter.without(loaded, task.file, [])
 
 
-def test_file_that_somebody_added_without_ids_is_reported(world):
+def test_foreign_file_without_ids_is_reported(world):
     handle = filled(world, range(4))
     (path,) = files_of(handle)
     where = Path(urlsplit(path).path)
@@ -354,7 +354,7 @@ def test_file_that_somebody_added_without_ids_is_reported(world):
         replace(handle, ranges((1, 2)))
 
 
-# ------------------------------------------------------------------ what bounds tell
+# ------------------------------------------------------------------ what bounds say
 
 
 @given(
@@ -391,7 +391,7 @@ class File:
     st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 25)), min_size=1, max_size=6),
     st.booleans(),
 )  # fmt: skip
-def test_bounds_never_tell_too_much(spans, rows, is_told):
+def test_bounds_never_claim_too_much(spans, rows, is_told):
     schema = new_schema(spec(("n bigint", "k string", "m string")))
     found = RowRanges(spans)
     file = File([j for j, _ in rows], [b for _, b in rows], is_told)
@@ -428,7 +428,7 @@ def test_bounds_never_tell_too_much(spans, rows, is_told):
         ("ac", (10, 19), Overlap.SOME),
     ],
 )
-def test_bounds_tell_to_the_offset(journals, begins, overlap):
+def test_bounds_are_exact_to_the_offset(journals, begins, overlap):
     """At the seams, which draws seldom hit."""
     schema = new_schema(spec(("n bigint", "k string", "m string")))
     found = RowRanges({"b": [(10, 20), (30, 31)]})

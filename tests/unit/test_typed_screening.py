@@ -93,7 +93,7 @@ def test_task_keeps_what_is_new_within_it(messages, kept, clocks):
     assert (summary.messages, summary.is_plain, summary.end) == (len(messages), True, 99)
 
 
-def test_task_that_is_told_what_is_known_drops_it():
+def test_task_that_learns_what_is_known_drops_it():
     screen = TaskScreen(0, {A: 5, B: 9})
     mask = screen.take(parts((A, 4, OUT), (A, 6, OUT), (B, 9, OUT)))
     assert mask.to_pylist() == [False, True, False]
@@ -187,7 +187,7 @@ def test_plain_tasks_are_joined_as_they_are():
     )
 
 
-def test_task_that_kept_what_was_there_before_is_told_what_is_known():
+def test_task_that_kept_earlier_messages_learns_what_is_known():
     before = JournalState(producers={A: Producer(3)})
     first, second = [(A, 3, OUT), (B, 7, OUT)], [(B, 7, OUT), (A, 9, OUT)]
     tasks = [task(0, *first), task(20, *second)]
@@ -287,7 +287,7 @@ def test_message_of_an_open_transaction_that_comes_again_waits_in_a_later_run_an
 
 
 @pytest.mark.parametrize("gone", [table(first=10), table((A, 2, CONT), first=10)])
-def test_transaction_of_which_a_part_is_gone_is_not_committed(gone):
+def test_transaction_with_a_missing_part_is_not_committed(gone):
     before = JournalState(offset=30, producers={A: Producer(1, 10, 2)})
     with pytest.raises(DataError, match="again, from offset 10 to 30, ended at"):
         sequence(before, table((A, 4, ACK), first=30), lambda *_: gone, end=40)

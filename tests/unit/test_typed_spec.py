@@ -330,7 +330,7 @@ def test_all_mistakes_are_reported_at_once():
     ]
 
 
-def test_what_refers_to_a_column_with_a_mistake_is_no_mistake_too():
+def test_reference_to_a_column_with_a_mistake_is_not_a_mistake_too():
     found = told("""
         uuid: none
         columns: [{name: at, type: tyme}]

@@ -222,7 +222,7 @@ def test_state_of_a_newer_release_is_refused():
         TypedState.decode(content)
 
 
-def test_state_whose_digest_is_of_another_one_is_refused():
+def test_state_with_the_digest_of_another_is_refused():
     content = rewritten(some_state().encode(), **{"gazette.typed-state.digest": b"0" * 64})
     with pytest.raises(LakeError, match="digest is of something else"):
         TypedState.decode(content)

@@ -97,7 +97,7 @@ def test_what_the_run_wrote_is_gone_once_it_is_merged(world):
     assert len(handle.load().metadata.snapshots) == 2
 
 
-def test_who_asks_again_is_told_what_became_of_it(world):
+def test_second_caller_learns_what_became_of_the_first_call(world):
     handle, table = world.open(world.spec)
     first = upsert(handle, table, [said(1, "a", 10)], run="one")
     _, later = world.open(world.spec)
@@ -172,7 +172,7 @@ def test_behind_maintenance_it_is_merged_again(world):
     assert (table.run, table.state.journals[JOURNAL].offset) == ("one", 30)
 
 
-def test_table_that_others_change_all_the_time_is_told(world):
+def test_table_that_others_change_all_the_time_is_reported(world):
     handle, table = world.open(world.spec)
     upsert(handle, table, [said(1, "a", 10)])
     _, table = world.open(world.spec)
@@ -188,11 +188,11 @@ def remove_snapshots(handle, ids):
     )
 
 
-def test_what_expires_before_it_is_published_is_merged_again_or_told(world):
+def test_snapshot_that_expires_before_publication_is_merged_again_or_reported(world):
     handle, table = world.open(world.spec)
 
     def expire(kinds):
-        """The snapshot with the new rows has no name of a run; that which was staged has. What is seen stays."""
+        """The snapshot with the new rows has no name of a run; the staged one has. What is seen stays."""
         metadata = handle.load().metadata
         found = [
             s.snapshot_id
@@ -317,7 +317,7 @@ def test_run_that_is_killed_at_any_call_loses_and_doubles_nothing(world):
     pytest.fail("never came to its end")
 
 
-def test_what_another_run_stages_meanwhile_hinders_nobody(world):
+def test_staging_of_another_run_meanwhile_hinders_no_one(world):
     """Numbers of snapshots are counted by all that are staged, too, which is no matter of main or the tag."""
     handle, table = world.open(world.spec)
     upsert(handle, table, [said(1, "a", 10)])
@@ -361,7 +361,7 @@ def test_table_that_was_rolled_back_takes_no_more(world):
     assert values(handle) == {(1, "a")}
 
 
-def test_column_that_is_new_is_null_in_rows_of_before_and_keys_may_widen(world):
+def test_new_column_is_null_in_existing_rows_and_keys_may_widen(world):
     narrow = keyed(("n int", "k string"))
     handle, table = world.open(narrow)
     upsert(handle, table, [said(1, "a", 10), said(2, "b", 20)])

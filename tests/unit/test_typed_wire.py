@@ -1,4 +1,4 @@
-"""What a driver and its workers tell each other, there and back as bytes."""
+"""What a driver and its workers send each other, there and back as bytes."""
 
 import pyarrow as pa
 import pytest
@@ -147,7 +147,7 @@ def test_errors_keep_their_fields():
 
 
 class Closer(errors.StoreUnavailable):
-    """Of nobody's but this test."""
+    """Of this test alone."""
 
 
 def test_an_error_of_another_class_becomes_the_nearest_that_is_known():

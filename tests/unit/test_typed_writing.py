@@ -1,4 +1,4 @@
-"""Files that workers write: what is in them, by which partition, and what they take. Read back by PyIceberg."""
+"""Files that workers write: what is in them, their partition, and what they take. Read back by PyIceberg."""
 
 import random
 import uuid
@@ -216,7 +216,7 @@ def test_all_types_come_back_as_they_were(world):
     )
 
 
-def test_no_rows_are_no_file(world):
+def test_no_rows_make_no_file(world):
     _, table = world.open()
     writer = writer_of(table)
     writer.add(rows_of(table.arrow_schema, []))

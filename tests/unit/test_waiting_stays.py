@@ -32,5 +32,5 @@ async def test_it_is_looked_at_for_all_the_time(monkeypatch):
 
 
 async def test_an_error_says_what_is_wrong():
-    with pytest.raises(TimeoutError, match=r"^not so after 0 s: nobody said go$"):
-        await eventually(lambda: False, timeout_s=0.0, what="nobody said go")
+    with pytest.raises(TimeoutError, match=r"^not so after 0 s: the test did not say go$"):
+        await eventually(lambda: False, timeout_s=0.0, what="the test did not say go")

@@ -56,7 +56,7 @@ def test_panel_asks_for_what_is_exported(panel, exported):
         assert names <= exported
 
 
-def test_a_metric_that_nobody_exports_would_be_noticed(exported):
+def test_metric_that_no_server_exports_would_be_noticed(exported):
     assert "gazette_spool_commits_total" in exported
     assert not {"gazette_spool_commited_total", "grpc_server_handled"} & exported
 

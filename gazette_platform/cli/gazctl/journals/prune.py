@@ -106,26 +106,57 @@ _INSIST_S: Final = 10.0
 
 
 @final
-class FragmentRemover:
-    """Removes fragments, each by itself.
+class OpenStores:
+    """Fragment stores by their URLs, each opened once.
 
     Args:
         file_root: directory that ``file`` stores are rooted at; None refuses these.
-        dry_run: whether to remove nothing.
     """
 
-    def __init__(self, clock: Clock, *, file_root: Path | None, dry_run: bool) -> None:
-        self._clock = clock
+    def __init__(self, file_root: Path | None) -> None:
         self._file_root = file_root
-        self._dry_run = dry_run
-        self._stores: dict[str, FragmentStore] = {}
+        self._open: dict[str, FragmentStore] = {}
 
     def store(self, url: str) -> FragmentStore:
-        """The store of a URL, opened once. Raises: GazetteError: it cannot be."""
-        store = self._stores.get(url)
+        """The store of a URL. Raises: GazetteError: it cannot be opened."""
+        store = self._open.get(url)
         if store is None:
-            store = self._stores[url] = open_store(url, file_root=self._file_root)
+            store = self._open[url] = open_store(url, file_root=self._file_root)
         return store
+
+    async def fragments(
+        self, journal: str, url: str, strange: Callable[[str, ValidationError], None] | None = None
+    ) -> list[StoredFragment]:
+        """All fragments of a journal in one store.
+
+        Args:
+            strange: takes the path of each object that is not a fragment, as brokers' logs name some, and why.
+
+        Raises: GazetteError: the store cannot be listed.
+        """
+        store = self.store(url)
+        found = []
+        try:
+            async with asyncio.timeout(_LIST_TIMEOUT_S):
+                async for item in store.list(f"{journal}/"):
+                    try:
+                        found.append(StoredFragment(fragment_of(journal, url, item), item.size))
+                    except ValidationError as err:
+                        if strange is not None:
+                            strange(f"{journal}/{item.path}", err)
+        except TimeoutError as err:
+            raise StoreUnavailable(f"{url}: listing it took over {_LIST_TIMEOUT_S:g} s") from err
+        return found
+
+
+@final
+class FragmentRemover:
+    """Removes fragments, each by itself; in a dry run, none."""
+
+    def __init__(self, clock: Clock, stores: OpenStores, *, dry_run: bool) -> None:
+        self._clock = clock
+        self._stores = stores
+        self._dry_run = dry_run
 
     async def remove(self, fragment: Fragment) -> None:
         """Remove one object; one that is gone is removed.
@@ -134,7 +165,7 @@ class FragmentRemover:
         """
         if self._dry_run:
             return
-        store = self.store(fragment.backing_store)
+        store = self._stores.store(fragment.backing_store)
         give_up_at = self._clock.monotonic() + _INSIST_S
 
         async def call() -> None:
@@ -248,7 +279,8 @@ class Pruner:
         self._tell = tell
         self._on_planned = on_planned
         self._on_removed = on_removed
-        self._remover = FragmentRemover(clock, file_root=file_root, dry_run=dry_run)
+        self._stores = OpenStores(file_root)
+        self._remover = FragmentRemover(clock, self._stores, dry_run=dry_run)
         # Gazette's dry run takes the brokers' word for every store. Ours does so only where it must: brokers
         # know neither sizes nor fragments that lie within others.
         self._trusts_files = dry_run and file_root is None
@@ -296,7 +328,7 @@ class Pruner:
             stored,
             rule,
             now_s=await self._time.now_s(
-                self._remover.store(url) for url in _urls_of(stored) if not self._is_unseen(url)
+                self._stores.store(url) for url in _urls_of(stored) if not self._is_unseen(url)
             ),
             local=[each.fragment for each in known if not each.is_persisted],
             noted_head=noted_head,
@@ -318,29 +350,13 @@ class Pruner:
     ) -> list[StoredFragment]:
         """Return what a store holds of a journal. Raises: GazetteError."""
         if not self._is_unseen(url):
-            return await self._list(journal, url)
+            return await self._stores.fragments(journal, url)
         if url not in self._unseen:
             self._unseen.add(url)
             self._tell(
                 f"{url}: as its brokers list it, without the sizes there (--file-root looks at the files)"
             )
         return [StoredFragment(each, size=0) for each in named if each.backing_store == url]
-
-    async def _list(self, journal: str, url: str) -> list[StoredFragment]:
-        """All fragments of a journal in one store. Raises: GazetteError."""
-        store = self._remover.store(url)
-        found = []
-        try:
-            async with asyncio.timeout(_LIST_TIMEOUT_S):
-                async for item in store.list(f"{journal}/"):
-                    with suppress(
-                        ValidationError
-                    ):  # brokers' logs name objects that are not fragments
-                        fragment = fragment_of(journal, url, item)
-                        found.append(StoredFragment(fragment, item.size))
-        except TimeoutError as err:
-            raise StoreUnavailable(f"{url}: listing it took over {_LIST_TIMEOUT_S:g} s") from err
-        return found
 
     def _tell_kept(self, journal: str, plan: PrunePlan) -> None:
         if count := plan.kept[Kept.SAVEPOINT]:

@@ -13,7 +13,7 @@ import typer
 
 from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames, TableOrJson
 from gazette_platform.cli.gazctl.connection import FileRoot, connected, matching
-from gazette_platform.cli.gazctl.journals.prune import check_is_alone
+from gazette_platform.cli.gazctl.journals.prune import OpenStores, check_is_alone
 from gazette_platform.cli.output import note, print_json, print_table
 from gazette_platform.client import AsyncClient, JournalListing
 from gazette_platform.codecs import decompress_steps, decompressor
@@ -22,13 +22,10 @@ from gazette_platform.errors import (
     DataError,
     GazetteError,
     StoreError,
-    StoreUnavailable,
     ValidationError,
 )
-from gazette_platform.fragment.refresh import fragment_of
 from gazette_platform.fragment.upkeep import Finding, Kind, StoredFragment, audit_names, missing_of
 from gazette_platform.protocol.fragments import FragmentCheck
-from gazette_platform.stores import FragmentStore, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
 
 _READS_MAX: Final = 4
 _STEP_BYTES: Final = 1 << 20
-_LIST_TIMEOUT_S: Final = 300.0
 
 
 @dataclass(slots=True)
@@ -91,12 +87,11 @@ class Verifier:
         on_read: Callable[[int], None],
     ) -> None:
         self._client = client
-        self._file_root = file_root
         self._sample = sample
         self._rng = rng
         self._on_planned = on_planned
         self._on_read = on_read
-        self._stores: dict[str, FragmentStore] = {}
+        self._stores = OpenStores(file_root)
 
     async def verify(self, journal: JournalListing) -> Verified:
         """Verify one journal.
@@ -112,7 +107,11 @@ class Verifier:
         result = Verified(journal.name)
         stored: list[StoredFragment] = []
         for url in filter(None, dict.fromkeys(urls)):
-            await self._list(journal.name, url, stored, result.findings)
+
+            def strange(path: str, err: ValidationError, url: str = url) -> None:
+                result.findings.append(Finding(Kind.STRANGE, 0, 0, str(err), path, url))
+
+            stored += await self._stores.fragments(journal.name, url, strange)
         result.fragments = len(stored)
         result.stored_bytes = sum(each.size for each in stored)
         result.begin = min((each.fragment.begin for each in stored), default=0)
@@ -121,32 +120,10 @@ class Verifier:
         result.findings += [
             _of(fragment, Kind.MISSING, "brokers list it, and the store does not have it")
             for fragment in missing_of(stored, known)
-            if not await self._store(fragment.backing_store).exists(fragment.content_path)
+            if not await self._stores.store(fragment.backing_store).exists(fragment.content_path)
         ]
         await self._read(stored, result)
         return result
-
-    def _store(self, url: str) -> FragmentStore:
-        store = self._stores.get(url)
-        if store is None:
-            store = self._stores[url] = open_store(url, file_root=self._file_root)
-        return store
-
-    async def _list(
-        self, journal: str, url: str, stored: list[StoredFragment], findings: list[Finding]
-    ) -> None:
-        try:
-            async with asyncio.timeout(_LIST_TIMEOUT_S):
-                async for item in self._store(url).list(f"{journal}/"):
-                    try:
-                        fragment = fragment_of(journal, url, item)
-                    except ValidationError as err:
-                        path = f"{journal}/{item.path}"
-                        findings.append(Finding(Kind.STRANGE, 0, 0, str(err), path, url))
-                    else:
-                        stored.append(StoredFragment(fragment, item.size))
-        except TimeoutError as err:
-            raise StoreUnavailable(f"{url}: listing it took over {_LIST_TIMEOUT_S:g} s") from err
 
     async def _read(self, stored: Sequence[StoredFragment], result: Verified) -> None:
         # Their length is wrong already: the content says nothing more.
@@ -193,7 +170,7 @@ class Verifier:
                 check.take(content)
 
         try:
-            store = self._store(fragment.backing_store)
+            store = self._stores.store(fragment.backing_store)
             async with aclosing(store.get(fragment.content_path)) as pieces:
                 async for piece in pieces:
                     await asyncio.to_thread(take, contents(piece))

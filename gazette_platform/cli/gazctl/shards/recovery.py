@@ -10,7 +10,7 @@ import typer
 
 from gazette_platform.cli.gazctl.arguments import Ids, ShardSelection, ShardSelector
 from gazette_platform.cli.gazctl.connection import FileRoot, connected_shards, matching_shards
-from gazette_platform.cli.gazctl.journals.prune import FragmentRemover, remove_all
+from gazette_platform.cli.gazctl.journals.prune import FragmentRemover, OpenStores, remove_all
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.consumer.recoverylog import (
     Player,
@@ -83,7 +83,7 @@ class LogPruner:
         self.result = LogPruning()
         self._shards = shards
         self._client = client
-        self._remover = FragmentRemover(clock, file_root=file_root, dry_run=dry_run)
+        self._remover = FragmentRemover(clock, OpenStores(file_root), dry_run=dry_run)
         self._tell = tell
         self._on_removed = on_removed
 

@@ -1,4 +1,4 @@
-"""Decisions of a typed run: what is read, by which task, and which messages become rows. No I/O.
+"""Decisions of a typed run: which task reads what, and which messages become rows. No I/O.
 
 A *state* says how far a table has come. From it and the write heads `ranges` plans spans of bytes, split into tasks;
 `screening` decides which messages are committed and new, by columns where producers behave (`columnar_sequencer`), else
