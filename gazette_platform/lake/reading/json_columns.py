@@ -321,7 +321,7 @@ class JsonReader:
 
 
 def check_plain(content: bytes) -> None:
-    """Refuse lines of which Arrow might make other records than there are.
+    """Refuse lines that Arrow might read as other records.
 
     It takes values from wherever they stand: an object over two lines, two in one, or none (`null` ends the
     process). Between such ends a row never spans lines: after ``}`` a ``{`` begins another value. So with as many rows
