@@ -63,7 +63,7 @@ def pack(raw: dict[str, Any]) -> str:
     return _MARK + base64.b85encode(zlib.compress(text.encode())).decode()
 
 
-def unpack(text: str) -> dict[str, Any]:
+def unpack(text: Any) -> dict[str, Any]:
     """The JSON whose `pack` was `text`.
 
     Raises: ValueError: it is none.

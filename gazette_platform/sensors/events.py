@@ -423,7 +423,7 @@ def materialization(
         asset_key=table_key(spec.name),
         partition=time_partition(account.time),
         description=cause.text(added) or f"{fragments} {of}{gone}",
-        metadata=metadata | page | cause.metadata,
+        metadata={**metadata, **page, **cause.metadata},
         tags={DATA_VERSION: data_version(account)},
     )
 

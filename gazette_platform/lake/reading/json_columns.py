@@ -292,8 +292,7 @@ class JsonReader:
 
     def read(self, content: bytes) -> Columns:
         """Columns of one line or more, each with its newline. Raises: RefusedError: one does not fit."""
-        check_plain(content)
-        count = content.count(b"\n")
+        count = check_plain(content)
         table = self._lines.read(content, count)
         try:
             raws = self._taker.take(content) if self._taker is not None else {}
@@ -320,25 +319,27 @@ class JsonReader:
         return pc.struct_field(column, rest) if rest else column
 
 
-def check_plain(content: bytes) -> None:
-    """Refuse lines that Arrow might read as other records.
+def check_plain(content: bytes) -> int:
+    """Refuse lines of which Arrow might make other records than there are.
 
     It takes values from wherever they stand: an object over two lines, two in one, or none (`null` ends the
     process). Between such ends a row never spans lines: after ``}`` a ``{`` begins another value. So with as many rows
     as lines, each line is one. It takes texts that are not UTF-8, too.
 
+    Returns: how many lines there are.
     Raises: RefusedError: a line does not begin with ``{`` or end with ``}``, or is not UTF-8.
     """
+    count = content.count(b"\n")
     end = b"}\r\n" if content.endswith(b"\r\n") else b"}\n"
     is_plain = content.startswith(b"{") and content.endswith(end)
-    if not is_plain or content.count(end + b"{") != content.count(b"\n") - 1:
+    if not is_plain or content.count(end + b"{") != count - 1:
         raise RefusedError("it is not one JSON object")
-    if content.isascii():
-        return
-    try:
-        as_text(content, pa.large_string()).validate(full=True)
-    except pa.ArrowInvalid as err:
-        raise RefusedError("it is not UTF-8") from err
+    if not content.isascii():
+        try:
+            as_text(content, pa.large_string()).validate(full=True)
+        except pa.ArrowInvalid as err:
+            raise RefusedError("it is not UTF-8") from err
+    return count
 
 
 def as_text(content: bytes, kind: Any) -> Any:

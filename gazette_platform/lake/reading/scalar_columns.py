@@ -70,12 +70,12 @@ class ScalarReader:
 
     def read(self, content: bytes) -> list[pa.Array]:
         """Columns of one line or more, each with its newline. Raises: RefusedError: one does not fit."""
-        check_plain(content)
+        count = check_plain(content)
         try:
             records = self._decoder.decode_lines(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
             raise RefusedError(str(err)) from err
-        if len(records) != content.count(b"\n"):
+        if len(records) != count:
             raise RefusedError("it is not one JSON object")
         return [
             array_of(list(map(value_of, records)), kind)

@@ -161,10 +161,13 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
         self, pieces: Sequence[Piece], read: Sequence[str], condition: pc.Expression | None
     ) -> pa.Table:
         """The columns `read` of the records of `pieces` for which `condition` is true. In a thread."""
-        rows = [self._parser.count(piece.content) for piece in pieces]
         data = [column.name for column in self.snapshot.spec.columns if column.name in read]
         content = b"".join(piece.content for piece in pieces) if data else b""
         parsed = dict(zip(data, self._parser.columns(content, data), strict=True)) if data else {}
+        if parsed and len(pieces) == 1:
+            rows = [len(parsed[data[0]])]
+        else:
+            rows = [self._parser.count(piece.content) for piece in pieces]
         places = {column.column: i for i, column in enumerate(self.snapshot.columns)}
         arrays = []
         for name in read:

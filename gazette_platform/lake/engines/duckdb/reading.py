@@ -178,6 +178,11 @@ class ExtentReader(Aclosing):
             size += len(content)
             if size < wanted and size < extent.end - begin:
                 continue
+            # Most often a record ends in the last content, and all is copied once.
+            last = held[-1]
+            if cut := self._parser.cut(last):
+                self._held = last[cut:]
+                return Piece(extent, begin, b"".join([*held[:-1], memoryview(last)[:cut]]))
             whole = b"".join(held)
             cut = self._parser.cut(whole)
             if cut:
