@@ -397,7 +397,7 @@ def main(arguments: list[str]) -> int:
         for kind in KINDS:
             out = DATA / kind.name
             if out.exists() and arguments != ["--anew"]:
-                print(f"{out.relative_to(ROOT)} is there")
+                print(f"{out.relative_to(ROOT)} exists")
                 continue
             shutil.rmtree(out, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix="gazette-golden-") as folder:

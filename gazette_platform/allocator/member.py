@@ -245,7 +245,7 @@ async def wait_handed_over(
         status = allocator.drain_status()
         if status.assigned == 0:
             return
-        # Nobody takes over from a process that is no member, and etcd may be away: to wait longer
+        # No one takes over from a process that is not a member, and etcd may be away: to wait longer
         # would not help.
         if lease.remaining_s <= 0:
             _log.error(

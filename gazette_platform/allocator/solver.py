@@ -57,7 +57,7 @@ def effective_limits(
     # member still serves.
     excess = max(0, sum(limits.values()) - replicas)
     # As many members stay as the most replicated item has replicas. If all leave at once, the last
-    # ones keep what nobody could take.
+    # ones keep what no other could take.
     for _, process_id in exiting[: max(0, len(members) - replication_max)]:
         shed = min(limits[process_id], excess)
         limits[process_id] -= shed

@@ -480,7 +480,7 @@ class Planner:
             found = await self._journal.claim(
                 self._replicator.holders, end=spool.end, is_reset=is_reset
             )
-            # We were sent there before, and are there: another roll changes nothing. Replicas whose
+            # We were sent there before, and have arrived: another roll changes nothing. Replicas whose
             # registers differ at that offset made an append sync for ever.
             if isinstance(found, GoOn) and found == pending.went_on and found.head == spool.end:
                 raise NotNow(

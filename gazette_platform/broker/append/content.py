@@ -352,7 +352,7 @@ class ContentQueue:
         self._chunks: deque[bytes | memoryview] = deque(pending.chunks)
         self._bytes = 0
         self._stock = stock
-        # Until the append has its turn nobody reads its stream, and the transport may receive a
+        # Until the append has its turn no task reads its stream, and the transport may receive a
         # whole window of it. We do not see those bytes, so the most that they can be is counted.
         self._count(READ_AHEAD_BYTES + sum(map(cost_of, pending.chunks)))
         pending.chunks = []

@@ -312,7 +312,7 @@ class CrashWatch:
 
     def _suspectable(self) -> dict[ProcessId, Peer]:
         """The members that may be found to have crashed."""
-        # A broker that is no member accuses no one: it would be the one that was cut off or
+        # A broker that is not a member accuses no one: it would be the one that was cut off or
         # evicted.
         if self._own not in self._members:
             return {}

@@ -285,7 +285,7 @@ async def _try_note_head(context: BrokerContext, replica: Replica, *, is_alone: 
             return True
         own = state.assignment_of(replica.name, context.process_id)
         # Without an assignment in which we were in step, others may have gone on from another end:
-        # our head could lie behind what they acknowledged.
+        # our head could be lower than what they acknowledged.
         if own is None or not _is_in_step(own):
             others = state.assignments_of(replica.name)
             return not is_alone and any(_is_in_step(one) for one in others)
@@ -363,7 +363,7 @@ async def _former(
             spec = decode_broker_spec(kv.value, process_id=key.process_id)
         except ValidationError:
             continue
-        # One that says that it leaves is not watched for a crash, so nobody would end it: its lease
+        # One that says that it leaves is not watched for a crash, so no peer would end it: its lease
         # does.
         if not spec.exiting and (kv.key == own or spec.endpoint == endpoint):
             return kv.key

@@ -102,7 +102,7 @@ class Pipeline:
             for n, peer in enumerate(self.peers):
                 stream = open_stream(peer, route.endpoint_of(peer))
                 self._links.append(_Link(n, peer, stream, self))
-        # One peer has no endpoint in etcd. The streams to the others are nobody's then, and would
+        # One peer has no endpoint in etcd. The streams to the others have no owner then, and would
         # hold their spools against the next pipeline.
         except Exception:
             self.abandon()

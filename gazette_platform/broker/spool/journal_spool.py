@@ -137,7 +137,7 @@ class Draft:
                 if err.errno == errno.ENOENT:  # the folder is gone
                     raise not_kept(self.digester.spool.journal, err) from err
                 # What waits for the disk has not been acknowledged. What was acknowledged must not
-                # wait behind it while the broker leaves.
+                # wait for it while the broker leaves.
                 if self._owner.is_leaving:
                     raise RpcFailed(
                         Code.UNAVAILABLE,
@@ -181,7 +181,7 @@ class Draft:
         if self._is_small(length):
             owner.time(began)
         digest = self._digest
-        # A proposal needs its sum at once. Without replicas nobody waits for it, and it trails in
+        # A proposal needs its sum at once. Without replicas no peer waits for it, and it trails in
         # threads.
         if digest is not None:
             for chunk in chunks:
@@ -457,7 +457,7 @@ class JournalSpool:
         file, end = spool.file, spool.end
         if tenure is None or file is None or spool.synced_to >= end or spool.is_doubtful:
             return
-        # Nobody waits for this sync: the fragment may close, and its file with it, before the
+        # No task waits for this sync: the fragment may close, and its file with it, before the
         # thread is done.
         file.hold()
         try:
@@ -619,7 +619,7 @@ class JournalSpool:
             # that fragment, and so does the journal as far as we know.
             if self._tenure is not None:
                 # The records of all fragments that the staged content crossed say too much. A
-                # process that finds them would let the journal go on behind content that no other
+                # process that finds them would let the journal go on after content that no other
                 # broker has.
                 with self._faults.contained("journal", f"{self.name}: recording what counts"):
                     for digester in crossed:

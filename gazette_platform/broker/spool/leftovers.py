@@ -291,7 +291,7 @@ class Leftovers:
                 _log.warning("spools of former processes stay for now: %s", err)
                 return
             ours = {one.tenure.id for found in self._found.values() for one in found}
-            # Holders that nobody waits for stay as they are. After a restart of a whole cluster
+            # Holders that no broker waits for stay as they are. After a restart of a whole cluster
             # they are thousands, and nearly all of them are such.
             names = [
                 name
@@ -376,7 +376,7 @@ class Leftovers:
             return None, []
         record, _ = await read_record(self._etcd, self._prefix, journal)
         # An etcd that lost its data knows no journal either. A process that started before cannot
-        # tell that from deletion, but the next one can, by the history in its tenures.
+        # distinguish that from deletion, but the next one can, by the history in its tenures.
         if record is None and await self._is_etcd_another(found):
             return None, []  # this broker is about to end, and the next process can report it
         members = await read_own_members(self._etcd, self._prefix)
@@ -409,7 +409,7 @@ class Leftovers:
                 await self._save(found, is_given_up=is_given_up)
             case Todo.LET_GO:
                 # In this order. Announced first, so that whoever continues does so after our end;
-                # stored before the release, because from then on nobody has a reason to wait for
+                # stored before the release, because from then on no broker has a reason to wait for
                 # us.
                 is_over = (
                     await self._announce(found)
@@ -482,7 +482,7 @@ class Leftovers:
         if not found.fragments:
             return
         others = [one for one in self._found.get(tenure.journal, []) if one is not found]
-        # To be compared with the store, what another spool has must be there first.
+        # To be compared with the store, what another spool has must be loaded first.
         if any(one in self._storing for one in others):
             raise StoreUnavailable("the store does not have what another spool knows yet")
         stored = await self._persister.listed(tenure.journal, tenure.create_revision)

@@ -168,7 +168,7 @@ class Persister:
             spool.is_stored = index.is_stored
         if spool.fragment.content_length == 0:
             spool.close()
-        # A replica that leaves stores at once as well: nobody may be left to do it.
+        # A replica that leaves stores at once as well: no broker may be left to do it.
         elif spool.is_primary or self._is_exiting:
             self._start(spool)
         else:

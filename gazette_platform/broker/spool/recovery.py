@@ -350,7 +350,7 @@ def _take_content(
         found.torn.append(Torn(path, begin, end, f"its content is lost: {err}"))
         return
     # While the machine runs, what a process wrote is in the page cache, however the process ended.
-    # After a restart only what was synced is known to be there.
+    # After a restart only what was synced is known to exist.
     is_kept = state.is_durable or _is_of_boot(state, boot)
     try:
         believed_to, sha, why = _believe(fd, state, is_kept=is_kept)

@@ -248,7 +248,7 @@ class Tenure:
         with self._mutex:
             self._ordinal += 1
             ordinal = self._ordinal
-        # Never an existing file: numbers only grow, so one that is there has content that another
+        # Never an existing file: numbers only grow, so an existing one has content that another
         # record speaks for.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:

@@ -143,6 +143,7 @@ async def all_succeeded(after: Collection[Dependency]) -> None:
         else:
             if not need.done():
                 await asyncio.wait([need])
+            # Asked for, and not raised: a cancelled future must not look as if this task had been cancelled.
             error = asyncio.CancelledError() if need.cancelled() else need.exception()
         if error is not None:
             raise DependencyFailed(

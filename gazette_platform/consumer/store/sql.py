@@ -287,6 +287,7 @@ class _Transaction:
 
     def drop(self) -> None:
         """Roll back, unless it has ended, and give the connection back. Never raises."""
+        # Closing rolls back what is open, so the pool never hands out a connection with our locks.
         try:
             self.connection.close()
         except SQLAlchemyError as err:
@@ -493,6 +494,7 @@ class SQLStore(ShardStore):
             raise ValidationError(f"{self._shard}: nothing is committed before it was restored")
         if not self._is_free.is_set():
             raise ValidationError(f"{self._shard}: the former commit is not done yet")
+        # Detached at once: with `overlaps` the next transaction begins while this one commits.
         raw, fence = checkpoint.encode(), self._fence
         self._former, self._current = self._current, None
         self._is_free.clear()
@@ -533,6 +535,7 @@ class SQLStore(ShardStore):
                     f"{what}, for another process has restored the shard: its fence is {fence} no more (stop "
                     "this one; nothing that it commits is kept any more)"
                 )
+            # The connection may break after the database has committed, and before we learn of it.
             what = f"{self._shard}: the transaction may be committed or not"
             transaction.commit()
         except SQLAlchemyError as err:

@@ -309,6 +309,7 @@ class SQLiteStore(ShardStore):
 
     @override
     async def roll_back(self) -> None:
+        # Reads that wait for a connection without uncommitted changes may go on then.
         if self._db is not None:
             self._begin()
             self._commits.tell()
@@ -320,6 +321,7 @@ class SQLiteStore(ShardStore):
 
     @override
     async def destroy(self) -> None:
+        # First of all: the log belongs to the next owner, and nothing of the close may be recorded.
         self._tape.end()
         db, self._db = self._db, None
         try:

@@ -6,7 +6,7 @@ one evaluator, which remembers the manifest that it judges: it may miss files th
 
 Nothing here commits. `publishing.publish_snapshot` adds the snapshot to the table.
 
-Cost: reads all manifests of the newest snapshot, and writes those of which a file leaves, and one for each partition
+Cost: reads all manifests of the newest snapshot, and writes those that lose a file, and one for each partition
 spec of added files.
 """
 

@@ -1,4 +1,4 @@
-"""Blocks of lines of which some are bad: finds the good ones, and reads them at once. Pure.
+"""Blocks of lines, some of them bad: finds the good ones, and reads them at once. Pure.
 
 A block is read at once first, which takes all of it or nothing. One that is refused is read without the lines that can be seen to
 be odd, and if that is not it, in parts, unless many were bad in the one before. Of what is refused then, and of odd lines, msgspec

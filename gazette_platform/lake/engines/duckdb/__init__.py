@@ -12,9 +12,10 @@ A *seam* is where the rows of a typed table end and its tail begins. Guarantee: 
 heads is a row once. Cost: the catalog's answer, the files of the table that are needed, and its whole tail.
 """
 
+from gazette_platform.client.read.extents import JournalSnapshot
 from gazette_platform.lake.engines.duckdb.results import QueryResult
 from gazette_platform.lake.engines.duckdb.session import LocalSql, connect
-from gazette_platform.lake.engines.duckdb.snapshot import JournalSnapshot, TableSnapshot
+from gazette_platform.lake.engines.duckdb.snapshot import TableSnapshot
 from gazette_platform.lake.engines.duckdb.typed_view import JournalSeam, TypedSeam
 
 __all__ = [

@@ -6,7 +6,7 @@ from what is known of each: its partition values, its journal, its offsets. Only
 other ways that were tried, parsing lines in SQL is half as fast, and DuckDB's `read_json` over whole files, which is the fastest,
 gives other values without an error. Tried with DuckDB 1.5: for `bigint` it makes 5 of ``5.0``, 6 of ``5.7``, 1000 of ``1e3``, 12 of
 ``" 12"`` and 1 of ``true``, where Trino, Spark and this give NULL; for `boolean` it makes true of ``1``, for `decimal(10,2)` 1.25
-of ``1.255`` (1.26), for `string` ``1.5`` of ``1.50``. A blank line is no row, two values of a key or half a line fail the query, or
+of ``1.255`` (1.26), for `string` ``1.5`` of ``1.50``. A blank line is not a row, two values of a key or half a line fail the query, or
 with `ignore_errors` are other rows. Only a look at all values would say whether a file has such ones, and that costs as much as
 reading them (`scalar_columns`).
 """
