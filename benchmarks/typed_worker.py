@@ -13,11 +13,11 @@ from gazette_platform.client.read.extents import Extent
 from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.spec.types import parse_partition
+from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs.jobs import Job
 from gazette_platform.lake.typed.runs.working import carry_out
-from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.typed.tables.quarantine import quarantine_schema
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.typed.runs.backfilling import BackfillReport
     from gazette_platform.lake.typed.runs.jobs import Workers
-    from gazette_platform.lake.typed.runs.lag import Behind
+    from gazette_platform.lake.typed.runs.journals import Behind
     from gazette_platform.lake.typed.runs.running import RunReport
 
 _CHECKS = {
@@ -317,7 +317,7 @@ def _is_waiting(report: "RunReport") -> bool:
 
 def _left(report: "RunReport") -> "Behind":
     """What a run has left."""
-    from gazette_platform.lake.typed.runs.lag import Behind  # noqa: PLC0415
+    from gazette_platform.lake.typed.runs.journals import Behind  # noqa: PLC0415
 
     return Behind(bytes=report.left_bytes, holes=report.holes, unreadable=report.unreadable)
 

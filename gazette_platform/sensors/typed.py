@@ -52,7 +52,7 @@ from gazette_platform.sensors.cursor import following, in_turn
 
 if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
-    from gazette_platform.lake.typed.runs.lag import Behind
+    from gazette_platform.lake.typed.runs.journals import Behind
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 20

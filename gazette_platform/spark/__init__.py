@@ -1,8 +1,9 @@
 """`format("gazette")`: journals as a data source and a sink of PySpark 4.1, in batches and as a stream.
 
 Nouns: an *extent* is a part of a journal that one persisted fragment holds, or brokers; a *split* is the extents
-that one task reads. Guarantee: each byte of the range that is read is in one extent, and a batch of a stream is a function of its offsets, so that one that is done again has the same rows. Cost: the
-driver asks for journals, heads and fragments; tasks read stored fragments past the brokers, in blocks of 1 MiB.
+that one task reads. Guarantee: each byte of the range that is read is in one extent, and a batch of a stream is a function of
+its offsets, so a repeated batch has the same rows. Cost: the driver asks for journals, heads and fragments; tasks read stored
+fragments past the brokers, in blocks of 1 MiB.
 
 Of writes: tasks make *blocks* of records, and the driver appends them, by registers that say how far a writer has come.
 Guarantee: each epoch of a query is in its journals once, whoever does it again.

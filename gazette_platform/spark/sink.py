@@ -44,15 +44,17 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.spark.frames import encoder, layout_of, stamped
 from gazette_platform.spark.offsets import Mark, Writer, advance, mark_of, reached
-from gazette_platform.spark.staging import (
+from gazette_platform.spark.routing import (
     CARRIED_BYTES_MAX,
     Block,
     Blocks,
+    Router,
+    Targets,
     content_of,
+    find_targets,
     lay_down,
     too_much,
 )
-from gazette_platform.spark.targets import Router, Targets, find_targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -25,7 +25,6 @@ from gazette_platform.message.sequencer import (
 )
 from gazette_platform.message.uuid import Flags, UuidParts
 from gazette_platform.ops.tasks import side_by_side
-from gazette_platform.spark.batch import RangesPartition
 from gazette_platform.spark.frames import JsonFrames
 from gazette_platform.spark.offsets import (
     INITIAL,
@@ -37,8 +36,17 @@ from gazette_platform.spark.offsets import (
     reach,
     require_created,
 )
-from gazette_platform.spark.planning import find_journals, no_match, place_of, splits_of
-from gazette_platform.spark.reading import Range, frames_of, line_blocks, read_ranges
+from gazette_platform.spark.reading import (
+    Range,
+    RangesPartition,
+    find_journals,
+    frames_of,
+    line_blocks,
+    no_match,
+    place_of,
+    read_ranges,
+    splits_of,
+)
 from gazette_platform.spark.records import JSON, TEXTS
 
 if TYPE_CHECKING:
@@ -48,7 +56,7 @@ if TYPE_CHECKING:
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.offsets import Producers
     from gazette_platform.spark.options import SourceOptions
-    from gazette_platform.spark.planning import Journals
+    from gazette_platform.spark.reading import Journals
     from gazette_platform.spark.records import Block
 
 _IN_ORDER: Final = (int(Flags.CONTINUE_TXN), int(Flags.ACK_TXN))

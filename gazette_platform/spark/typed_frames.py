@@ -27,14 +27,13 @@ from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec.folder import load_table_specs, or_meant
 from gazette_platform.lake.spec.types import spark_ddl
+from gazette_platform.lake.typed.iceberg_types import spec_type
 from gazette_platform.lake.typed.planning.last_rows import view_of
 from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.tail import pin_tail, settle_tail
-from gazette_platform.lake.typed.schema.iceberg_types import spec_type
 from gazette_platform.ops import platforms
 from gazette_platform.ops.extras import required
-from gazette_platform.spark.interrupting import SPARKS
-from gazette_platform.spark.typed_workers import OrderPartition, OrderTasks, SparkWorkers
+from gazette_platform.spark.typed_workers import SPARKS, OrderPartition, OrderTasks, SparkWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Orders of a typed run as a data source of PySpark: a partition for each, and a row that says what came of it.
+"""Spark as the workers of typed runs: local, a cluster, or behind Spark Connect.
 
     driver     `source_of(job, orders)` makes a class, which is all that Spark takes; it travels as a pickle
     planner    a Python process beside the driver's JVM makes it a `PlannedOrders`, and gets a partition of each order
@@ -7,20 +7,25 @@
 Nothing of a job or an order is an option or a column: Spark shows these in plans and logs. Only workers, who have to
 in any case, import what reads and writes.
 
-Upserts of typed tables, merged by Spark: one statement, whose result is staged.
-
-Spark as the workers of typed runs: local, a cluster, or behind Spark Connect.
+Upserts are one statement of Spark, whose result is staged. Calls of Spark end when a signal comes (`interruptible`).
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, final
+import uuid
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import (
+    Py4JError,  # type: ignore[import-untyped]
+    Py4JJavaError,  # type: ignore[import-untyped]
+)
+from pyspark import InheritableThread
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from typing_extensions import override
 
@@ -29,10 +34,9 @@ from gazette_platform.lake.spec.types import spark_ddl
 from gazette_platform.lake.typed.planning.last_rows import changes_of, is_later, last_of_each
 from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.working import discard
-from gazette_platform.spark.interrupting import SPARKS, interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
@@ -41,6 +45,43 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.runs.jobs import Job
     from gazette_platform.lake.typed.tables.upserts import Merge
+
+SPARKS: Final = PySparkException, Py4JError, OSError
+"""What calls of Spark raise."""
+
+# Tasks that are asked to end do within seconds, if what they wait for does.
+_INTERRUPT_S: Final = 30.0
+
+_T = TypeVar("_T")
+
+
+def interruptible(session: SparkSession, call: Callable[[], _T]) -> _T:
+    """What `call` gives. It runs in a thread of its own: calls of Spark do not end when a signal comes.
+
+    Args:
+        session: runs its Spark jobs, which end with this.
+    """
+    tag = f"gazette-{uuid.uuid4().hex}"
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            session.addTag(tag)
+            future.set_result(call())
+        except BaseException as err:  # noqa: BLE001  the waiting thread raises it
+            future.set_exception(err)
+
+    thread = InheritableThread(target=run, session=session, name="gazette-spark", daemon=True)
+    thread.start()
+    try:
+        return future.result()
+    except BaseException:
+        if not future.done():
+            with suppress(*SPARKS):
+                session.interruptTag(tag)
+            thread.join(_INTERRUPT_S)
+        raise
+
 
 NAME: Final = "gazette_typed_orders"
 

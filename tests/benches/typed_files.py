@@ -21,7 +21,7 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 
-from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
+from gazette_platform.lake.typed.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.tables.writing import FileDescriber
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typed_commits import SparkTable
 from typed_files import write_rows
 from typed_world import JOURNAL, row, spec
 
+from gazette_platform.lake.engines.ddl import mount_statement
 from gazette_platform.lake.iceberg.catalog import MetastoreHandle
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.iceberg.publishing import publish_files
 from gazette_platform.lake.spec.types import parse_partition
-from gazette_platform.lake.typed.schema.mounting import mount_statement
 from gazette_platform.lake.typed.tables.table import open_table
 from gazette_platform.lake.typed.tables.writing import data_file_of
 

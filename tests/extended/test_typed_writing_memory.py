@@ -10,7 +10,7 @@ from resource import RUSAGE_SELF, getrusage
 import pyarrow as pa
 from pyiceberg.io import load_file_io
 from typed_world import spec
-from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
+from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.tables.writing import RowWriter
 

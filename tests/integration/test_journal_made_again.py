@@ -19,8 +19,7 @@ from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.typed.planning.ranges import HoleKind
 from gazette_platform.lake.typed.runs import backfilling, journals
-from gazette_platform.lake.typed.runs.amending import publish_amendment
-from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
+from gazette_platform.lake.typed.runs.amending import Quarantined, Reprocessor, publish_amendment
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import (
     ArrowReader,

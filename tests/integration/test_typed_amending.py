@@ -16,8 +16,8 @@ from gazette_platform.errors import (
 from gazette_platform.lake.iceberg.publishing import summary_of
 from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import Limits
+from gazette_platform.lake.typed.runs.amending import Quarantined, Reprocessor
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
-from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT

@@ -10,7 +10,7 @@ from typed_amendments import NAME, QUARANTINE, Interrupted, Journals, everything
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import TableFenced
-from gazette_platform.lake.typed.runs.reprocessing import Quarantined
+from gazette_platform.lake.typed.runs.amending import Quarantined
 
 pytestmark = pytest.mark.etcd
 

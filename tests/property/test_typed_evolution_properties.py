@@ -20,8 +20,8 @@ from gazette_platform.lake.spec.types import (
     parse_partition,
     text_of,
 )
-from gazette_platform.lake.typed.schema.evolution import plan_evolution
-from gazette_platform.lake.typed.schema.iceberg_types import (
+from gazette_platform.lake.typed.evolution import plan_evolution
+from gazette_platform.lake.typed.iceberg_types import (
     new_partition_spec,
     new_schema,
     spec_type,

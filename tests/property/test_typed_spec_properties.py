@@ -5,8 +5,8 @@ from hypothesis import given, settings, strategies as st
 
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.spec.typed import read_typed_spec
-from gazette_platform.lake.typed.schema.evolution import plan_evolution
-from gazette_platform.lake.typed.schema.iceberg_types import (
+from gazette_platform.lake.typed.evolution import plan_evolution
+from gazette_platform.lake.typed.iceberg_types import (
     arrow_schema,
     new_partition_spec,
     new_schema,

@@ -26,8 +26,8 @@ from gazette_platform.lake.engines.spark import is_local
 from gazette_platform.lake.iceberg.catalog import HiveTables
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.typed.planning.ranges import Limits
+from gazette_platform.lake.typed.runs.amending import Reprocessor
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
-from gazette_platform.lake.typed.runs.reprocessing import Reprocessor
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.spark.typed_workers import SparkWorkers

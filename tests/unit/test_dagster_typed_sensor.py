@@ -23,7 +23,7 @@ from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.iceberg.publishing import PROGRESS, publish_files
 from gazette_platform.lake.typed.planning.ranges import Hole, HoleKind
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
-from gazette_platform.lake.typed.runs.lag import Behind
+from gazette_platform.lake.typed.runs.journals import Behind
 from gazette_platform.lake.typed.tables.progress import measures
 from gazette_platform.lake.typed.tables.quarantine import write_list
 from gazette_platform.lake.typed.tables.table import state_properties, write_state

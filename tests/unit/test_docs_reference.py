@@ -33,7 +33,7 @@ from gazette_platform.lake.spec.types import (
     text_of,
     trino_name,
 )
-from gazette_platform.lake.typed.schema.iceberg_types import iceberg_type
+from gazette_platform.lake.typed.iceberg_types import iceberg_type
 from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.protocol.pb import admin_pb2, protocol_pb2
 from gazette_platform.yaml_specs.journal_tree import parse_journal_tree, to_journal_tree

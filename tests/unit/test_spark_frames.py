@@ -19,7 +19,7 @@ from gazette_platform.spark.frames import (  # noqa: E402
     layout_of,
     stamped,
 )
-from gazette_platform.spark.targets import Router, Targets  # noqa: E402
+from gazette_platform.spark.routing import Router, Targets  # noqa: E402
 
 JSON, CSV = "application/x-ndjson", "text/csv"
 NONE = "00000000-0000-0000-0000-000000000000"

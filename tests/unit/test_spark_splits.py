@@ -20,7 +20,6 @@ from gazette_platform.errors import DataError, JournalReplaced, ValidationError
 from gazette_platform.message.sequencer import ProducerState
 from gazette_platform.protocol import Fragment, created_by
 from gazette_platform.spark import offsets
-from gazette_platform.spark.batch import bounds_of
 from gazette_platform.spark.offsets import (
     INITIAL,
     PRODUCERS_MAX,
@@ -32,6 +31,7 @@ from gazette_platform.spark.offsets import (
     require_created,
 )
 from gazette_platform.spark.reading import Bounds, Range, pack, plan_range
+from gazette_platform.spark.source import bounds_of
 
 
 def listing(begin, end, *, is_stored=True):

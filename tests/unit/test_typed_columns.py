@@ -28,7 +28,7 @@ from gazette_platform.lake.spec.types import (
     trino_name,
     typed_from_raw,
 )
-from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type, spec_type
+from gazette_platform.lake.typed.iceberg_types import arrow_schema, iceberg_type, spec_type
 
 # spec, Iceberg, Arrow, Spark, Trino
 TYPES = [

@@ -14,7 +14,7 @@ from pyiceberg.types import IntegerType, MapType, NestedField, StringType
 
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.spec.typed import read_typed_spec
-from gazette_platform.lake.typed.schema.evolution import (
+from gazette_platform.lake.typed.evolution import (
     AddColumn,
     AddPartition,
     Comment,
@@ -24,7 +24,7 @@ from gazette_platform.lake.typed.schema.evolution import (
     Widen,
     plan_evolution,
 )
-from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
+from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
 
 RAW = parse_table_spec("""
 name: shop.orders

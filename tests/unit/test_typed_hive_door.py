@@ -12,7 +12,7 @@ from gazette_platform.errors import TableFenced
 from gazette_platform.lake.iceberg.catalog import MetastoreHandle, NewTable
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.iceberg.publishing import head_of, progress_of
-from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
+from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.typed.tables.quarantine import (
     count_rows,
     open_quarantine,

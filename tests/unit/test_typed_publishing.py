@@ -38,8 +38,8 @@ from gazette_platform.lake.iceberg.publishing import (
     updates_moving,
 )
 from gazette_platform.lake.spec.types import parse_partition
+from gazette_platform.lake.typed.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.planning.state import TypedState
-from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )

@@ -21,9 +21,9 @@ from gazette_platform.lake.iceberg.publishing import (
     publish_files,
 )
 from gazette_platform.lake.spec.types import parse_partition
+from gazette_platform.lake.typed.iceberg_types import new_schema
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.planning.state import TypedState
-from gazette_platform.lake.typed.schema.iceberg_types import new_schema
 from gazette_platform.lake.typed.tables.replacing import FileRewriter, publish_replacing
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.lake.typed.tables.writing import data_file_of

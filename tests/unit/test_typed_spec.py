@@ -7,7 +7,7 @@ import pytest
 
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.spec.typed import read_typed_spec
-from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
+from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
 
 RAW_TEXT = """
 name: flights.flights

@@ -17,7 +17,7 @@ from typed_world import World, row, spec
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg.publishing import publish_files
 from gazette_platform.lake.spec.types import parse_partition
-from gazette_platform.lake.typed.schema.iceberg_types import (
+from gazette_platform.lake.typed.iceberg_types import (
     arrow_schema,
     new_partition_spec,
     new_schema,

@@ -5,4 +5,6 @@ fetches stored fragments itself (`direct`), ahead of the caller and within a bou
 
 Guarantee: no byte is left out or given twice. Where content is gone for good, the read says so and from where it goes
 on. Cost: no Python step per byte or line; what a slow caller does not take stays with the broker.
+
+`extents` decides who holds which bytes of a journal, for these reads and for all engines.
 """

@@ -1,7 +1,7 @@
 """Typed tables: each committed message of their journals exactly once, as a typed row of an Iceberg table.
 
 Nouns, besides those of `lake.spec.typed`: an *evolution* has the steps that turn an existing table into what its spec
-says, or why it cannot. A *run* reads of each journal a *range* of bytes, in *tasks* that run side by side; *screening* decides which of their messages are committed and new, in *rounds* of *orders* to workers; the *state* says how far a table has come, and is published with the rows or not at all.
+says, or why it cannot (`evolution`; `iceberg_types` says what a spec means in Iceberg). A *run* reads of each journal a *range* of bytes, in *tasks* that run side by side; *screening* decides which of their messages are committed and new, in *rounds* of *orders* to workers; the *state* says how far a table has come, and is published with the rows or not at all.
 
 A *job* is what all workers of a run receive. A *handle* is the catalog of one table; to *publish* is one change of its metadata, so that what workers have *written*
 becomes rows, with the state after it; *quarantine* is the table beside it, of rejected records. An *amendment* makes rows again of

@@ -28,10 +28,9 @@ from gazette_platform.errors import TableFenced, TypedRolledBack, ValidationErro
 from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.checks.status import progress_of_table
 from gazette_platform.lake.typed.planning.row_ranges import fragments_of
-from gazette_platform.lake.typed.runs.amending import require_no_key
+from gazette_platform.lake.typed.runs.amending import Quarantined, Reprocessor, require_no_key
 from gazette_platform.lake.typed.runs.backfilling import BackfillReport, BackfillRunner, Wanted
 from gazette_platform.lake.typed.runs.journals import journals_now
-from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
 from gazette_platform.lake.typed.tables.progress import (
     Reread,
     accept_rollback,

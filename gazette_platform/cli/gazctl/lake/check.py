@@ -51,9 +51,13 @@ from gazette_platform.lake.raw.audits.fit import audit_table
 from gazette_platform.lake.raw.audits.status import overdue, table_standing
 from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.rollups.query_check import check_queries, made_by, source_columns
-from gazette_platform.lake.typed.checks.completeness import Completeness
 from gazette_platform.lake.typed.checks.recount import Recounter, recount_keys
-from gazette_platform.lake.typed.checks.status import behind_now, completeness_of, unable
+from gazette_platform.lake.typed.checks.status import (
+    Completeness,
+    behind_now,
+    completeness_of,
+    unable,
+)
 from gazette_platform.lake.typed.runs.working import local_workers
 from gazette_platform.ops.clock import SystemClock
 

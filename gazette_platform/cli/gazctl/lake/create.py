@@ -328,8 +328,8 @@ def _print_mount(settings: LakeSettings, table: TypedTable, dialect: str, locati
             path="--location",
         )
     # Slow to import, and of use for typed tables only.
+    from gazette_platform.lake.engines.ddl import mount_statement  # noqa: PLC0415
     from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415
-    from gazette_platform.lake.typed.schema.mounting import mount_statement  # noqa: PLC0415
 
     loaded = typed_catalog(settings).handle(name).load()
     if loaded is None:

@@ -15,8 +15,8 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from gazette_platform.lake.engines.duckdb.dataset import Scanner, possible
+from gazette_platform.lake.typed.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.runs.tail import spool_tail
-from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.tables.stored_rows import TableHistory
 
 if TYPE_CHECKING:

@@ -140,8 +140,8 @@ class TypedView:
         """
         from gazette_platform.lake.engines.duckdb.dataset import selected  # noqa: PLC0415
         from gazette_platform.lake.engines.duckdb.typed_dataset import uuid_columns  # noqa: PLC0415
+        from gazette_platform.lake.typed.iceberg_types import arrow_schema  # noqa: PLC0415
         from gazette_platform.lake.typed.planning.last_rows import view_of  # noqa: PLC0415
-        from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema  # noqa: PLC0415
 
         schema = arrow_schema(self._pinned.schema)
         uuids = set(uuid_columns(schema))

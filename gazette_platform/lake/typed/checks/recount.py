@@ -26,7 +26,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError, OffsetJump
 from gazette_platform.lake.spec.typed.columns import TRUNCATE
-from gazette_platform.lake.typed.checks.completeness import HEAL, Completeness, Incomplete
+from gazette_platform.lake.typed.checks.status import HEAL, Completeness, Incomplete
 from gazette_platform.lake.typed.planning.ranges import held_ranges, plan_backfill, tasks_between
 from gazette_platform.lake.typed.planning.rounds import Kind, Order
 from gazette_platform.lake.typed.planning.screening import sequence

@@ -1,14 +1,15 @@
-"""What brokers say of a table's journals, as far as a run needs it: heads first, then who holds what."""
+"""What brokers report about a table's journals: write heads first, then who holds what; and how far the table lags."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.client.read.extents import JournalSnapshot, snapshot_of
 from gazette_platform.errors import GazetteError, Suspended
 from gazette_platform.lake.spec.layout import is_aside
+from gazette_platform.lake.typed.planning.ranges import plan_run
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import LabelSelector, LabelSet, is_another
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
+    from gazette_platform.lake.typed.planning.ranges import Hole
     from gazette_platform.lake.typed.planning.state import JournalState, TypedState
     from gazette_platform.ops.clock import Clock
 
@@ -147,3 +149,39 @@ def _needed_from(state: JournalState | None) -> int:
         return 0
     begin = state.open_begin
     return state.offset if begin is None else min(begin, state.offset)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """How far a typed table is behind its journals."""
+
+    bytes: int = 0
+    """That could be read, and were not."""
+    journals: int = 0
+    """That have some of these."""
+    stored_at: int | None = None
+    """Unix seconds since which a store has the oldest of them; None: no store has any, so they are younger than a
+    fragment gets."""
+    holes: tuple[Hole, ...] = ()
+    """What cannot be read."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """By journal, why brokers report nothing about it."""
+
+
+def behind(now: JournalsNow, state: TypedState) -> Behind:
+    """What a run that begins now would find.
+
+    Args:
+        now: what brokers hold.
+        state: of the table.
+    """
+    plan = plan_run(state, now.journals)
+    first = (one.tasks[0].extents[0].listing for one in plan.ranges)
+    return Behind(
+        bytes=sum(one.end - one.begin for one in plan.ranges) + plan.left_bytes,
+        journals=len(plan.ranges),
+        stored_at=min((one.fragment.mod_time for one in first if one is not None), default=None),
+        holes=plan.holes,
+        unreadable=now.unreadable,
+    )

@@ -21,13 +21,13 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 
 from gazette_platform.errors import DataError, LakeError, TransportError
+from gazette_platform.lake.typed.iceberg_types import arrow_schema, new_schema
 from gazette_platform.lake.typed.planning.ranges import Limits, plan_run
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.runs.jobs import Job
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.running import work_ranges
 from gazette_platform.lake.typed.runs.working import attempt, carry_out
-from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, new_schema
 from gazette_platform.lake.typed.tables.quarantine import quarantine_schema
 from gazette_platform.lake.typed.tables.table import require_ours, typed_table
 from gazette_platform.lake.typed.tables.upserts import with_deletes

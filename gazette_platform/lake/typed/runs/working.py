@@ -19,13 +19,13 @@ from gazette_platform.client import Client
 from gazette_platform.client.read.extents import Extent
 from gazette_platform.errors import DataError, StatusError, StoreError, TransportError
 from gazette_platform.lake.reading.extent_content import LineBlocks, pieces_of
+from gazette_platform.lake.typed.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.planning.rounds import Done, Kind
 from gazette_platform.lake.typed.planning.screening import TaskScreen
 from gazette_platform.lake.typed.rows.changes import parser_of
 from gazette_platform.lake.typed.rows.parsing import BadRecord, CutLines
 from gazette_platform.lake.typed.rows.placing import bad_rows, in_schema, placed_rows
 from gazette_platform.lake.typed.runs.jobs import Output
-from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.tables.writing import (
     ChangeWriter,
     CountedRows,

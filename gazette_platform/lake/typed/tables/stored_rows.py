@@ -33,7 +33,7 @@ from pyiceberg.types import (
 )
 
 from gazette_platform.errors import LakeError, TypedRefused
-from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
+from gazette_platform.lake.typed.iceberg_types import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

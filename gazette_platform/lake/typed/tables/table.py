@@ -35,13 +35,13 @@ from gazette_platform.lake.iceberg.publishing import (
     summary_of,
     write_side_file,
 )
-from gazette_platform.lake.typed.planning.state import TypedState
-from gazette_platform.lake.typed.schema.evolution import plan_evolution
-from gazette_platform.lake.typed.schema.iceberg_types import (
+from gazette_platform.lake.typed.evolution import plan_evolution
+from gazette_platform.lake.typed.iceberg_types import (
     arrow_schema,
     new_partition_spec,
     new_schema,
 )
+from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.tables.quarantine import open_quarantine, settle_quarantine
 from gazette_platform.lake.typed.tables.upserts import UPSERTED
 from gazette_platform.lake.typed.tables.writing import METRICS
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
     from gazette_platform.lake.spec.typed.spec import TypedSpec
-    from gazette_platform.lake.typed.schema.evolution import Evolution
+    from gazette_platform.lake.typed.evolution import Evolution
 
 SOURCE: Final = "gazette.source"
 """Property of a table: the raw one that its rows are of."""

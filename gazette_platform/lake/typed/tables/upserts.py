@@ -52,7 +52,7 @@ from gazette_platform.lake.iceberg.publishing import (
     summary_of,
     updates_moving,
 )
-from gazette_platform.lake.typed.schema.iceberg_types import spec_type
+from gazette_platform.lake.typed.iceberg_types import spec_type
 from gazette_platform.lake.typed.tables.stored_rows import TableHistory
 from gazette_platform.lake.typed.tables.writing import RowWriter, data_file_of
 

@@ -40,7 +40,7 @@ from pyiceberg.types import (
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.spec.typed.columns import CHANGE_COLUMNS, SYSTEM_COLUMNS
 from gazette_platform.lake.spec.types import text_of
-from gazette_platform.lake.typed.schema.iceberg_types import spec_type, wanted_fields
+from gazette_platform.lake.typed.iceberg_types import spec_type, wanted_fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
