@@ -162,15 +162,15 @@ def untold(accounts: Sequence[TimeAccount], versions: Mapping[str, str]) -> list
     return [a for a in accounts if versions.get(time_partition(a.time)) != data_version(a)]
 
 
-def added_since(account: TimeAccount, told: Totals | None) -> Added:
+def added_since(account: TimeAccount, reported: Totals | None) -> Added:
     """What is more in `account` than was reported."""
-    before = told or Totals()
+    before = reported or Totals()
     is_known = account.rows is not None and before.rows is not None
     return Added(
         fragments=account.fragments - before.fragments,
         content_bytes=account.content_bytes - before.content_bytes,
         rows=(account.rows or 0) - (before.rows or 0) if is_known else None,
-        is_first=told is None,
+        is_first=reported is None,
     )
 
 
@@ -186,12 +186,12 @@ class RowTotal:
     """Rows of a whole table, from one of a tick's events to the next.
 
     Args:
-        told: what was reported before the tick.
+        reported: what was reported before the tick.
         asset: of the table.
     """
 
-    def __init__(self, told: Told, asset: AssetKey) -> None:
-        self._told = told
+    def __init__(self, reported: Told, asset: AssetKey) -> None:
+        self._told = reported
         self._asset = asset
         self._rows: TableRows | None = None
         self._partitions: dict[str, int | None] = {}
@@ -200,17 +200,17 @@ class RowTotal:
         """Return the total after all events so far; None: not known."""
         return self._rows if self._partitions else self._told.rows(self._asset)
 
-    def after(self, partition: str, rows: int | None, told: Totals | None) -> TableRows | None:
+    def after(self, partition: str, rows: int | None, reported: Totals | None) -> TableRows | None:
         """The total after an event that says how many rows a partition has; None: not known.
 
         Args:
             partition: its key.
             rows: that it has.
-            told: what was reported of it before this tick.
+            reported: what was reported of it before this tick.
         """
         if not self._partitions:
             self._rows = self._told.rows(self._asset)
-        before = self._partitions.get(partition, (told or Totals()).rows)
+        before = self._partitions.get(partition, (reported or Totals()).rows)
         self._partitions[partition] = rows
         if self._rows is not None:
             self._rows = TableRows(

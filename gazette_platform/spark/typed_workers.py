@@ -20,10 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from py4j.protocol import (
-    Py4JError,  # type: ignore[import-untyped]
-    Py4JJavaError,  # type: ignore[import-untyped]
-)
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
