@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from spool_files import crash_home, put, state_of
 
-from gazette_platform.broker.spool import home as home_place, home as spool_home
+from gazette_platform.broker.spool import files as spool_files, home as spool_home
 from gazette_platform.broker.spool.files import birth_ns, finish_closing, write_all
 from gazette_platform.broker.spool.head_records import BLOCK_BYTES, TenureHeader
 from gazette_platform.broker.spool.home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
@@ -154,7 +154,7 @@ def test_a_copy_that_got_the_inode_of_its_original_is_still_one(make, again, mon
     born = birth_ns(home._lock_fd)
     assert born > 0
     crash_home(home)
-    monkeypatch.setattr(home_place, "birth_ns", lambda _: born + 1)
+    monkeypatch.setattr(spool_files, "birth_ns", lambda _: born + 1)
     (found,) = again()
     assert found.is_copied
 

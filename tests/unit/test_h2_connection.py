@@ -313,7 +313,7 @@ async def test_unread_bytes_of_a_process_are_bounded():
     async with bench, contextlib.AsyncExitStack() as stack:
         wires = [await stack.enter_async_context(wire_to(bench)) for _ in range(6)]
         filling = [asyncio.ensure_future(fill(wire)) for wire in wires]  # noqa: TID251
-        await eventually(lambda: bench.shared.budget._held)
+        await eventually(lambda: bench.shared.budget._waiting)
 
         def held():
             return sum(each.unread for each in bench.shared.connections)
@@ -323,7 +323,7 @@ async def test_unread_bytes_of_a_process_are_bounded():
         bench.echo.gate.set()
         await asyncio.gather(*filling)
         await eventually(lambda: held() < 2 << 20)
-        assert not bench.shared.budget._held
+        assert not bench.shared.budget._waiting
 
 
 async def test_connection_that_stands_still_loses_its_largest_call():

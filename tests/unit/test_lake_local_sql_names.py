@@ -35,7 +35,7 @@ def register(sql, specs):
     for spec in specs:
         if spec.name in sql.tables:
             now = datetime(2026, 1, 2, tzinfo=UTC)
-            snapshot = TableSnapshot(spec=spec, columns=(), journals=(), segments=(), taken_at=now)
+            snapshot = TableSnapshot(spec=spec, columns=(), journals=(), extents=(), taken_at=now)
             sql._register(snapshot)
 
 

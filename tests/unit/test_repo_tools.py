@@ -62,7 +62,21 @@ def test_install_without_the_venv_module_says_so(checkout):
 
 
 def test_missing_programs_get_one_line_of_apt_get(tmp_path):
-    for name in ("etcd", "go", "javac", "npm", "openssl", "initdb", "mariadbd", "ps"):
+    present = (
+        "etcd",
+        "go",
+        "javac",
+        "npm",
+        "openssl",
+        "initdb",
+        "mariadbd",
+        "promtool",
+        "buildah",
+        "debootstrap",
+        "strip",
+        "ps",
+    )
+    for name in present:
         (tmp_path / name).symlink_to(sys.executable)
     done = run(sys.executable, "tools/check_needs.py", PATH=str(tmp_path))
     assert done.returncode == 1
@@ -72,7 +86,7 @@ def test_missing_programs_get_one_line_of_apt_get(tmp_path):
 
 
 def test_program_named_by_variable_is_accepted(tmp_path):
-    for name in ("go", "javac", "ps", "strace"):
+    for name in ("go", "javac", "promtool", "buildah", "debootstrap", "strip", "ps", "strace"):
         (tmp_path / name).symlink_to(sys.executable)
     variables = (
         "AZURITE",

@@ -8,7 +8,7 @@ from rollup_bench import SUMS, Lake, told
 
 from gazette_platform.assets.rollups import rollup_asset
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.rollups import query_process, rollup
+from gazette_platform.lake.rollups import query_process, rollup, table
 
 LINEAGE = "dagster/column_lineage"
 WARNING = "its column lineage is not reported"
@@ -73,18 +73,17 @@ def test_a_run_is_reported_in_full_if_the_metastore_goes_once_it_is_committed(
     lake, instance, monkeypatch
 ):
     lake.publish(("a", 5))
-    create = lake.tables.create
+    publish = table.publish_snapshot
 
     def go(*_):
         raise LakeError("the metastore is gone")
 
-    def create_and_go(schema, *rest):
-        is_done = create(schema, *rest)
-        if schema == "rollups":
-            monkeypatch.setattr(lake.metastore, "connect", go)
-        return is_done
+    def publish_and_go(*args, **options):
+        published = publish(*args, **options)
+        monkeypatch.setattr(lake.metastore, "connect", go)
+        return published
 
-    monkeypatch.setattr(lake.tables, "create", create_and_go, raising=False)
+    monkeypatch.setattr(table, "publish_snapshot", publish_and_go)
     metadata, _ = told(lake, rollup_asset(SUMS), instance)
     assert metadata["dagster/row_count"].value == 1
     assert metadata[LINEAGE].value.deps_by_column == OF_ORDERS
