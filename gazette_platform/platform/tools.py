@@ -142,6 +142,14 @@ def h2spec() -> Path:
     return _go_program("h2spec", "GAZETTE_H2SPEC")
 
 
+def chart_tool(name: str) -> Path:
+    """``helm``, ``kustomize`` or ``kube-score``, which tests of ``deploy`` run: ``GAZETTE_HELM`` or so, or built.
+
+    Raises: SetupError: Go is missing, or could not build it.
+    """
+    return _go_program(name, f"GAZETTE_{name.upper().replace('-', '_')}")
+
+
 def gcs_server() -> Path:
     """``fake-gcs-server``, an emulator of GCS for tests: ``GAZETTE_FAKE_GCS_SERVER``, or built.
 
