@@ -118,7 +118,7 @@ def test_objects_fit_the_schemas_of_kubernetes(helm, case, tmp_path):
 # Others have no liveness probe, which kube-score wants: a broker that cannot go on ends by itself.
 @pytest.mark.parametrize("case", ["brokers-secured", "consumers-secured"])
 def test_policies_are_kept(helm, case, tmp_path):
-    # A test's pod lives for a second, and is no target.
+    # Without the pod of `helm test`, which lives for a second.
     found = [each for each in objects(render(helm, case)) if each["kind"] != "Pod"]
     path = tmp_path / "objects.yaml"
     path.write_text(yaml.safe_dump_all(found))
@@ -239,6 +239,45 @@ def test_bad_values_are_refused(helm, chart, given, said):
     values = ("--values", CASES / f"{chart}.values.yaml", "--set", given)
     command = ("template", "gazette", kind, "--kube-version", KUBERNETES)
     assert said in run(helm, *command, *values, code=1)
+
+
+def test_values_of_the_guide_render(helm, tmp_path):
+    """The files of docs/guides/kubernetes.md, and its command for a release of one zone."""
+    text = (ROOT / "docs/guides/kubernetes.md").read_text()
+    files = dict(re.findall(r"```yaml file=(\S+)\n(.*?)```", text, re.DOTALL))
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    own = yaml.safe_load(files["shop-values.yaml"])["totals"]
+    (tmp_path / "totals.yaml").write_text(yaml.safe_dump(own))
+    options = ("--kube-version", KUBERNETES, "--namespace", "streaming")
+    zone = re.search(
+        r"--set (brokers\.zone=\S+) --set (brokers\.nodeSelector\S+)$", text, re.MULTILINE
+    )
+    sets = ("--set", zone[1], "--set", zone[2].replace("\\\\", "\\"))
+    made = run(
+        helm,
+        "template",
+        "gazette",
+        CHARTS["brokers"],
+        *options,
+        "-f",
+        tmp_path / "values.yaml",
+        *sets,
+    )
+    pod = only(objects(made), "StatefulSet", "gazette-broker")["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"topology.kubernetes.io/zone": "eu-1a"}
+    assert f"at most {pod['terminationGracePeriodSeconds']} s" in text
+    kept = environment_of(pod, "ETCD_ADDRESS")
+    shop = run(
+        helm, "template", "shop", CHARTS["consumers"], *options, "-f", tmp_path / "totals.yaml"
+    )
+    pod = only(objects(shop), "Deployment", "shop-gazette-consumer")["spec"]["template"]["spec"]
+    assert environment_of(pod, "ETCD_ADDRESS") == kept.replace(".streaming.svc", "")
+
+
+def environment_of(pod, name):
+    (value,) = (each["value"] for each in pod["containers"][0]["env"] if each["name"] == name)
+    return value
 
 
 def test_application_embeds_consumers_under_a_name_of_its_own(helm, tmp_path):
