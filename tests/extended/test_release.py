@@ -135,8 +135,8 @@ def test_release_refuses_a_tree_with_changes(clone, dist):
 def test_publishing_commits_the_changelog_and_tags_it(clone, dist, tmp_path):
     other = tmp_path / "other"
     subprocess.run(["git", "clone", "--quiet", "--no-tags", clone, other], check=True)
-    git(other, "config", "user.name", "Somebody")
-    git(other, "config", "user.email", "somebody@example.org")
+    git(other, "config", "user.name", "Release Test")
+    git(other, "config", "user.email", "release@example.org")
     for name in (".venv", ".bootstrap"):
         (other / name).symlink_to((ROOT / name).resolve())
     before = git(other, "rev-parse", "HEAD")
