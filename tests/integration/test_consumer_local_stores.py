@@ -10,7 +10,7 @@ from rocksdict import Options, Rdict
 from gazette_platform.client import AppendOptions, Change
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player, Recorder
-from gazette_platform.consumer.store.objects import JSONFileStore
+from gazette_platform.consumer.store.base import JSONFileStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore
 from gazette_platform.errors import (

@@ -24,7 +24,7 @@ from gazette_platform.serving.h2.frames import (
 from gazette_platform.serving.h2.limits import PEER_LIMITS
 from gazette_platform.serving.interface import FELL_SILENT, Code, Condition, Kind, RpcFailed
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
-from gazette_platform.testing.certificates import CertificateAuthority
+from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.waiting import block_for, eventually, patient, turns
 
 DEADLINE_S = patient(20)

@@ -18,7 +18,7 @@ from gazette_platform.serving.h2.call import Call
 from gazette_platform.serving.h2.limits import LIMITS
 from gazette_platform.serving.interface import Code
 from gazette_platform.serving.tls import TlsMaterial
-from gazette_platform.testing.certificates import CertificateAuthority
+from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.waiting import eventually, patient, turns
 
 DEADLINE_S = patient(20)

@@ -15,7 +15,7 @@ from gazette_platform.serving.h2.limits import PEER_LIMITS
 from gazette_platform.serving.interface import Code, Kind, RpcFailed
 from gazette_platform.serving.sockets import Proxy
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
-from gazette_platform.testing.certificates import CertificateAuthority
+from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.waiting import patient
 
 FAR = "broker.test:8080"

@@ -31,7 +31,7 @@ from gazette_platform.serving.interface import Code, RpcFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.broker.membership import Membership
+    from gazette_platform.broker.context import Membership
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup

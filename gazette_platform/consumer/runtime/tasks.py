@@ -77,7 +77,7 @@ class ShardHost(Protocol):
 
         Args:
             log: its name.
-            created: which journal has this name now (`protocol.identity`); 0: unknown.
+            created: which journal has this name now (`protocol.offsets`); 0: unknown.
 
         Raises: JournalReplaced. GazetteError: that will never be known.
         """
