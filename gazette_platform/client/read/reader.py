@@ -24,7 +24,7 @@ from gazette_platform.errors import (
     ValidationError,
     status_error,
 )
-from gazette_platform.ops.closing import Aclosing
+from gazette_platform.ops.tasks import Aclosing
 from gazette_platform.protocol import (
     Fragment,
     LabelSelector,
