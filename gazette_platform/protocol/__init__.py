@@ -11,7 +11,7 @@ Gazette's, because its clients and tools match them.
 
 from __future__ import annotations
 
-from gazette_platform.ops.durations import format_duration, parse_duration
+from gazette_platform.ops.text import format_duration, parse_duration
 from gazette_platform.protocol.enums import (
     AppendSuspend,
     CompressionCodec,
@@ -51,7 +51,6 @@ from gazette_platform.protocol.offsets import (
     require_same,
     split_created,
 )
-from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 from gazette_platform.protocol.routing import (
     BrokerSpec,
     EtcdHeader,
@@ -110,7 +109,6 @@ __all__ = [
     "Label",
     "LabelSelector",
     "LabelSet",
-    "PathPostfixTemplate",
     "ProcessId",
     "Route",
     "Status",
