@@ -17,7 +17,7 @@ from gazette_platform.allocator import Allocator, announce, member
 from gazette_platform.broker.api.gateway import Gateway
 from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.config import FsyncMode
-from gazette_platform.broker.context import BrokerContext, BrokerMetrics
+from gazette_platform.broker.context import BrokerContext, BrokerMetrics, Membership
 from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.crash.handover import (
     alone_with,
@@ -32,7 +32,6 @@ from gazette_platform.broker.etcd_records import own_member_key
 from gazette_platform.broker.journal.gaps import still_storing
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
-from gazette_platform.broker.membership import Membership
 from gazette_platform.broker.peers import Peers
 from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.broker.spool.persister import Persister
@@ -43,10 +42,9 @@ from gazette_platform.etcd import EtcdClient, Put
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.faults import Faults, insist
 from gazette_platform.ops.network import HostGuard
 from gazette_platform.ops.process import give_back_when_idle
-from gazette_platform.ops.retry import insist
 from gazette_platform.ops.tasks import TaskGroup, run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.serving.auth import Authenticator
@@ -57,7 +55,7 @@ from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed
 from gazette_platform.serving.process import Departure
 from gazette_platform.stores import StoreRegistry, health_check, open_store
-from gazette_platform.stores.metrics import MeasuredStore
+from gazette_platform.stores.registry import MeasuredStore
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -26,7 +26,7 @@ from gazette_platform.client.read.records import LINE_BYTES_MAX, JsonReader, Lin
 from gazette_platform.client.write.append import ContentSource, iter_is_fresh
 from gazette_platform.client.write.sync_writers import SyncAppendService, SyncAppendWriter
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.closing import Closing
+from gazette_platform.ops.tasks import Closing
 from gazette_platform.protocol import AppendSuspend, LabelSelector, LabelSet
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
-from gazette_platform.fragment.cover_set import CoverSet
+from gazette_platform.fragment.cover_set import JUMP_AGE_S, CoverSet
 from gazette_platform.protocol import Fragment, Status
 
 if TYPE_CHECKING:
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.clock import Clock
 
-
-JUMP_AGE_S: Final = 6 * 3600
-"""Seconds. A younger hole may be a fragment that another broker is still uploading, so readers wait for
-it. The content of an older hole was deleted or lost, and readers continue after it."""
 
 KEPT_S: Final = 15 * 60
 """Seconds for which a stored fragment may be missing from listings before they are believed: they can be

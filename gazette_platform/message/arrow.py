@@ -18,8 +18,8 @@ from gazette_platform.message.many import JournalSpan, Nothing, Until, select_sp
 from gazette_platform.message.reading import read_committed
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.message.uuid import Flags, UuidParts
-from gazette_platform.ops.closing import Aclosing, Closing
 from gazette_platform.ops.extras import required
+from gazette_platform.ops.tasks import Aclosing, Closing
 from gazette_platform.protocol import join_created
 
 if TYPE_CHECKING:

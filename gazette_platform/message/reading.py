@@ -18,7 +18,7 @@ from gazette_platform.message.content_types import framing_of_labels
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.sequencer import RING_SIZE, Envelope, ReplayRange, Sequencer
 from gazette_platform.message.uuid import clock_of
-from gazette_platform.ops.closing import Aclosing, Closing
+from gazette_platform.ops.tasks import Aclosing, Closing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -3,7 +3,7 @@
 Every task belongs to a `TaskGroup`, so a failure surfaces and a shutdown ends it. `side_by_side` asks
 one question of many subjects, a few at a time. `run_in` moves a blocking call to a pool of threads and
 outlasts cancellation, because a thread cannot be stopped half-way through a file. `Turns` keeps long
-computations from holding up calls that take microseconds.
+computations from holding up calls that take microseconds. `Closing` and `Aclosing` close themselves when they are left, however that is.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar, final
 from weakref import WeakKeyDictionary
 
 from gazette_platform.errors import GazetteError
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from concurrent.futures import Executor
+    from types import TracebackType
 
     from gazette_platform.ops.faults import Faults
+
 
 _T = TypeVar("_T")
 
@@ -336,3 +338,60 @@ class _Queue:
 
 
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
+
+
+class _HasClose(Protocol):
+    def close(self) -> None: ...
+
+
+class _HasAsyncClose(Protocol):
+    async def close(self) -> None: ...
+
+
+class _HasAclose(Protocol):
+    async def aclose(self) -> None: ...
+
+
+class Closing:
+    """Of a class that has `close`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self: _HasClose,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncClosing:
+    """Of a class whose `close` is a coroutine."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self: _HasAsyncClose,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Aclosing:
+    """Of a class that has `aclose`, as iterators are closed."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self: _HasAclose,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()

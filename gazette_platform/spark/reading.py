@@ -50,7 +50,7 @@ class Range(Extent):
     producers: tuple[ProducerState, ...] = field(default=(), kw_only=True)
     """Of committed messages, what is known of those before it."""
     created: int = field(default=0, kw_only=True)
-    """Which journal it is (`protocol.identity`); 0: not known."""
+    """Which journal it is (`protocol.offsets`); 0: not known."""
 
 
 @final
@@ -321,7 +321,7 @@ class Found(NamedTuple):
     content_type: str
     head: int
     created: int
-    """Which journal it is; see `protocol.identity`."""
+    """Which journal it is; see `protocol.offsets`."""
 
 
 Journals = dict[str, Found]

@@ -250,7 +250,7 @@ class BrokerServer(ServerProcess):
     Attributes:
         fragments: folder of the store.
         spool: folder of its spools and temporary files.
-        flags: may be changed before `start`.
+        flags, program: may be changed before `start`.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class BrokerServer(ServerProcess):
         self.id = broker_id
         self.zone = zone
         self._lease_s = lease_s
-        self._program = program or (sys.executable, "-m", "gazette_platform.cli.gazette")
+        self.program = tuple(program) or (sys.executable, "-m", "gazette_platform.cli.gazette")
 
     def move(self, *, is_empty: bool = False) -> None:
         """Give a broker that does not run another address, as of another machine.
@@ -296,7 +296,7 @@ class BrokerServer(ServerProcess):
         self.fragments.mkdir(parents=True, exist_ok=True)
         self.spool.mkdir(parents=True, exist_ok=True)
         command = [
-            *self._program,
+            *self.program,
             "serve",
             f"--broker.id={self.id}",
             f"--broker.zone={self.zone}",
@@ -338,7 +338,7 @@ class ConsumerServer(ServerProcess):
 
     Attributes:
         files: folder of the files of its shards.
-        flags: may be changed before `start`.
+        flags, program: may be changed before `start`.
     """
 
     def __init__(
@@ -361,7 +361,7 @@ class ConsumerServer(ServerProcess):
         self.flags = tuple(flags)
         self.id = consumer_id
         self.zone = zone
-        self._program = tuple(program)
+        self.program = tuple(program)
         self._etcd = etcd
         self._prefix = prefix
         self._broker = broker
@@ -375,7 +375,7 @@ class ConsumerServer(ServerProcess):
         """
         self.files.mkdir(parents=True, exist_ok=True)
         command = [
-            *self._program,
+            *self.program,
             "serve",
             f"--consumer.id={self.id}",
             f"--consumer.zone={self.zone}",

@@ -11,7 +11,7 @@ import pytest
 
 from gazette_platform.client.read.direct import fragment_file, read_fragment
 from gazette_platform.errors import DataError, StoreError, ValidationError
-from gazette_platform.ops.durations import parse_duration
+from gazette_platform.ops.text import parse_duration
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,

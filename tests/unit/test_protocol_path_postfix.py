@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.gotemplate import format_time
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
@@ -17,6 +16,7 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
+from gazette_platform.protocol.path_postfix import format_time
 
 _AT = datetime(2024, 1, 2, 5, 6, 7, 890_000, tzinfo=UTC)
 _SPEC = JournalSpec(

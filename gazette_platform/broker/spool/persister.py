@@ -36,7 +36,7 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.fragment.cover_set import CoverSet
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.protocol.path_postfix import PathPostfixTemplate

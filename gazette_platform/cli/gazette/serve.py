@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gazette_platform.broker.config import BrokerConfig, FsyncMode, configs_of, process_count
-from gazette_platform.cli import errors
 from gazette_platform.cli.options import (
     ListenAddress,
     ProcessOption,
@@ -25,7 +24,7 @@ from gazette_platform.cli.options import (
     settings_of,
     with_options,
 )
-from gazette_platform.cli.program import render_ini, set_up_logging
+from gazette_platform.cli.program import render_ini, run, set_up_logging
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.process import usable_cores
 from gazette_platform.serving.config import random_id
@@ -250,7 +249,7 @@ def _member(_name: Annotated[str, typer.Argument(help="For the list of processes
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one member. Returns: the exit code."""
-    return errors.run(app, "gazette", argv)
+    return run(app, "gazette", argv)
 
 
 if __name__ == "__main__":

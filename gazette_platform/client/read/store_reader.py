@@ -16,7 +16,7 @@ from gazette_platform.client.read_ahead import READ_AHEAD_BYTES_MAX, FragmentStr
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import JournalReplaced, OffsetJump, StoreError, ValidationError
 from gazette_platform.ops.clock import Clock, SystemClock
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import parse_fragment_path, strip_meta, validate_journal_name
 from gazette_platform.stores import open_store

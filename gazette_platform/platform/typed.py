@@ -1,7 +1,8 @@
-"""Has typed tables written without end while there are such, by ``gazctl lake run --continuous``: ``python -m … programs.typed``.
+"""Has typed tables written without end while there are such: ``python -m gazette_platform.platform.typed``.
 
-That costs a Spark, so it is started once a table spec says `every`, and stopped when none does any more. If it ends by itself, it
-is started again, later each time: what is wrong with it, with Spark say, is in its log, and does not end a platform.
+It runs ``gazctl lake run --continuous``. That costs a Spark, so it is started once a table spec says `every`, and stopped when
+none does any more. If it ends by itself, it is started again, later
+each time: what is wrong with it, with Spark say, is in its log, and does not end a platform.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gazette_platform.platform.process import Child
+from gazette_platform.platform.component import Child
 
 if TYPE_CHECKING:
     from types import FrameType
+
 
 _LOOK_S: Final = 5.0
 _POLL_S: Final = 0.2

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     Application = Callable[[Scope, Receive, Send], Awaitable[None]]
     from multidict import CIMultiDictProxy
 
+
 # By the rules of brokers' own HTTP ports: names of this machine and addresses, pages of this server.
 _GUARD = HostGuard((), ())
 _POLICY_VIOLATION = 1008

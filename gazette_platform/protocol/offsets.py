@@ -1,4 +1,4 @@
-"""Which journal an offset belongs to. Pure.
+"""Offsets: which journal one belongs to, and ranges [begin, end) of them, merged, subtracted and clipped. Pure.
 
 A journal that is deleted and made again keeps its name, and its offsets begin again: an offset of the former
 journal stands for other bytes in the new one. Whoever keeps an offset therefore keeps beside it which journal it
@@ -16,17 +16,22 @@ then, and regular records give the same digest in both journals.
 
 If etcd is set up again from a listing, `created` changes, although stored content may be the same. Only a person can
 know that, so readers refuse, and a person decides.
+
+Ranges that functions return are disjoint, ascending and as few as possible: no two of them touch, and none is empty.
 """
 
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
+from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.errors import JournalReplaced
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 DOUBTED: Final = -1
@@ -159,3 +164,71 @@ def split_created(found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     offsets = {name: value for name, value in found.items() if not name.endswith(_CREATED)}
     created = {name.removesuffix(_CREATED): found[name] for name in found.keys() - offsets.keys()}
     return offsets, created
+
+
+Range = tuple[int, int]
+
+
+def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """Return the same offsets in the fewest ranges.
+
+    >>> merge_ranges([(4, 6), (0, 2), (1, 3), (6, 8), (9, 9)])
+    [(0, 3), (4, 8)]
+    """
+    found: list[Range] = []
+    for begin, end in sorted(ranges):
+        if begin >= end:
+            continue
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def gaps_between(ranges: Iterable[Range]) -> list[Range]:
+    """Return the offsets between the first and the last range that are in none.
+
+    >>> gaps_between([(0, 10), (5, 12), (20, 30)])
+    [(12, 20)]
+    """
+    return [(end, begin) for (_, end), (begin, _) in pairwise(merge_ranges(ranges))]
+
+
+def subtract_ranges(ranges: Iterable[Range], taken: Iterable[Range]) -> list[Range]:
+    """Return the offsets of `ranges` that are in none of `taken`.
+
+    >>> subtract_ranges([(0, 10), (10, 20)], [(3, 5), (18, 30)])
+    [(0, 3), (5, 18)]
+    """
+    left: list[Range] = []
+    removed = merge_ranges(taken)
+    for begin, end in merge_ranges(ranges):
+        at = begin
+        for low, high in clip_ranges(removed, begin, end):
+            if low > at:
+                left.append((at, low))
+            at = high
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def clip_ranges(ranges: Sequence[Range], begin: int, end: int) -> list[Range]:
+    """Return the parts of `ranges` within [begin, end).
+
+    Args:
+        ranges: disjoint and ascending. There may be many: only those that matter are looked at.
+        begin: the first offset.
+        end: the offset after the last one.
+
+    >>> clip_ranges([(0, 4), (6, 9), (12, 20)], 2, 8)
+    [(2, 4), (6, 8)]
+    """
+    found: list[Range] = []
+    for index in range(bisect_right(ranges, begin, key=itemgetter(1)), len(ranges)):
+        low, high = ranges[index]
+        if low >= end:
+            break
+        found.append((max(low, begin), min(high, end)))
+    return found

@@ -1,4 +1,4 @@
-"""The embedded Hive Metastore as a process of its own: ``python -m … programs.metastore``.
+"""The embedded Hive Metastore as a process of its own: ``python -m gazette_platform.platform.metastore``.
 
 Hive's own main class cannot bind to one address, and the metastore has no authentication, so its
 classes are driven from here over py4j: the handler, the lock tables, and a Thrift server on
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.errors import SetupError
+from gazette_platform.platform.component import Jvm, root_cause
 from gazette_platform.platform.layout import package_data, pyspark_jars
-from gazette_platform.platform.process import Jvm, root_cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import FrameType
+
 
 _log = logging.getLogger(__name__)
 
