@@ -40,6 +40,12 @@ def _config(arguments: Sequence[str] | None) -> RolloutConfig:
     add("--drain-timeout", type=float, default=20.0, help="of brokers, in s (default %(default)s)")
     add("--grace", type=float, default=120.0, help="seconds until SIGKILL (default %(default)s)")
     add("--outage", type=float, default=15.0, help="of a zone, in seconds (default %(default)s)")
+    add(
+        "--min-ready",
+        type=float,
+        default=5.0,
+        help="seconds until the next pod (default %(default)s)",
+    )
     add("--seed", type=int, default=7, help="of payloads (default %(default)s)")
     add("--etcd", type=Path, help="etcd binary (default: GAZETTE_ETCD, else the one on PATH)")
     add("--out", type=Path, help="folder to keep history and logs in (default: only on failure)")
@@ -58,6 +64,7 @@ def _config(arguments: Sequence[str] | None) -> RolloutConfig:
         drain_timeout_s=options.drain_timeout,
         grace_s=options.grace,
         outage_s=options.outage,
+        min_ready_s=options.min_ready,
         seed=options.seed,
         folder=options.out,
     )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import GazetteError, SetupError
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
 from gazette_platform.testing.waiting import TooLate, pass_time, patient
 from tests.checker.history import Payload

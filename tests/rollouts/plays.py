@@ -56,6 +56,7 @@ class Kubernetes:
         grace_s: seconds between SIGTERM and SIGKILL: ``terminationGracePeriodSeconds``.
         short_grace_s: the same of `Play.SHORT_GRACE`.
         outage_s: seconds that a zone is away.
+        min_ready_s: seconds between ready and the next pod: ``minReadySeconds``.
         say: called with each event, a line each.
 
     Attributes:
@@ -70,12 +71,14 @@ class Kubernetes:
         grace_s: float,
         short_grace_s: float,
         outage_s: float,
+        min_ready_s: float,
         clock: Clock,
         say: Callable[[str], None],
     ) -> None:
         self.stops: dict[Play, list[Stop]] = {}
         self._cluster, self._etcd = cluster, etcd
         self._grace_s, self._short_grace_s, self._outage_s = grace_s, short_grace_s, outage_s
+        self._min_ready_s = min_ready_s
         self._clock, self._say = clock, say
 
     async def run(self, play: Play) -> None:
@@ -129,3 +132,4 @@ class Kubernetes:
         await pass_time(_SCHEDULING_S)
         await self._cluster.start(name, timeout_s=_READY_S)
         self._say(f"{name} is ready")
+        await pass_time(self._min_ready_s)

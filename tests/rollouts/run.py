@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Figures", "RolloutConfig", "RolloutResult", "figures_of", "run_rollouts"]
 
 _RECOVERY_S = 90.0
-# Load alone, before the first play.
+# Load alone, before each play.
 _BEFORE_S = 3.0
 # Brokers get SIGKILL in these.
 _KILLS = (Play.SHORT_GRACE, Play.ZONE_LOSS)
@@ -53,8 +53,9 @@ class RolloutConfig:
     drain_timeout_s: float = 20.0
     """Of the brokers."""
     grace_s: float = 120.0
-    short_grace_s: float = 0.5
+    short_grace_s: float = 0.02
     outage_s: float = 15.0
+    min_ready_s: float = 5.0
     lease_s: float = 20.0
     stall_s_max: float = 50.0
     """More is a failure; a client gives up after 60 s."""
@@ -255,6 +256,7 @@ class _Run:
             grace_s=config.grace_s,
             short_grace_s=config.short_grace_s,
             outage_s=config.outage_s,
+            min_ready_s=config.min_ready_s,
             clock=self._clock,
             say=self._say,
         )
@@ -263,11 +265,12 @@ class _Run:
         await load.create_journals()
         load.start(config.seed)
         try:
-            await pass_time(_BEFORE_S)
             for play in config.plays:
+                await pass_time(_BEFORE_S)
                 self._begin(play)
                 await kubernetes.run(play)
                 await load.until_whole()
+            await pass_time(_BEFORE_S)
             self._begin("end")
             await load.stop()
             return await self._read_all(cluster, scene)

@@ -714,9 +714,13 @@ async def test_rs11_after_a_stop_peers_still_resolve(stage):
     await stage.resolver.close()
     assert replica.is_closed
     stage.etcd.write(Put("/p/items/another", b""))
-    with pytest.raises(RpcFailed, match=r"^resolve: resolver has stopped serving local replicas$"):
+    with pytest.raises(
+        RpcFailed, match=r"^resolve: resolver has stopped serving local replicas; ask again$"
+    ):
         await asyncio.wait_for(waiting, 5)
-    with pytest.raises(RpcFailed, match=r"^resolve: resolver has stopped serving local replicas$"):
+    with pytest.raises(
+        RpcFailed, match=r"^resolve: resolver has stopped serving local replicas; ask again$"
+    ):
         await stage.resolve()
     stage.etcd.write(
         Delete(assignment_key(PREFIX, JOURNAL, OURS, 0)),
