@@ -21,7 +21,7 @@ async def played(config):
     return {one.play: one for one in result.figures}, result, told
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_six_brokers_in_three_zones_hardly_stall(sturdy_etcd_binary, tmp_path):
     config = RolloutConfig(
         etcd_binary=sturdy_etcd_binary,
@@ -47,7 +47,7 @@ async def test_six_brokers_in_three_zones_hardly_stall(sturdy_etcd_binary, tmp_p
     assert not any(stop.has_drained for stop in result.stops[Play.SHORT_GRACE]), told
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_three_brokers_stall_only_while_one_is_away(sturdy_etcd_binary, tmp_path):
     """Journals of three replicas wait for the third; clients with their default settings are patient."""
     config = RolloutConfig(
