@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from gazette_platform.broker.config import BrokerConfig
+    from gazette_platform.broker.identity import ClusterIdentity
     from gazette_platform.broker.peers import Peers
     from gazette_platform.broker.spool.home import SpoolHome
     from gazette_platform.broker.spool.leftovers import Leftovers
     from gazette_platform.broker.spool.persister import Persister
     from gazette_platform.broker.store_guard import StoreGuard
     from gazette_platform.etcd import EtcdClient, Lease
-    from gazette_platform.fragment.refresh import FragmentLister
+    from gazette_platform.fragment.index import FragmentLister
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
@@ -108,6 +109,8 @@ class BrokerContext:
     """Keeps the fragments of journals apart."""
     lister: FragmentLister
     persister: Persister
+    identity: ClusterIdentity
+    """How clients know the cluster and its journals."""
     spools: SpoolHome
     """Names the files of the spools that this process begins."""
     leftovers: Leftovers

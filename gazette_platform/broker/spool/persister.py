@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.broker.spool.files import CompletedSpool
-    from gazette_platform.fragment.index import Index
-    from gazette_platform.fragment.refresh import FragmentLister
+    from gazette_platform.fragment.index import FragmentLister, Index
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup

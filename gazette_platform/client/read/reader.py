@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, final
 
 from gazette_platform.client.journals import fragment_page, list_journals, savepoint_place
-from gazette_platform.client.read.direct import URL_TTL_S, DirectRead, stream_of
+from gazette_platform.client.read.store_reader import URL_TTL_S, DirectRead, stream_of
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.client.wire import decoded
 from gazette_platform.errors import (

@@ -19,9 +19,9 @@ from gazette_platform.ops.tasks import Closing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gazette_platform.client.loop_thread import LoopThread
     from gazette_platform.client.write.append_queue import AppendTicket
     from gazette_platform.client.write.writers import AppendService
+    from gazette_platform.ops.tasks import LoopThread
 
 
 class _Writer(Protocol):
