@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Kubernetes", "Play", "Stop"]
 
-# A pod that starts: its image is there, its container is made, its volume is attached.
+# A pod that starts: its image is present, its container is made, its volume is attached.
 _SCHEDULING_S = 1.0
 _READY_S = 90.0
 

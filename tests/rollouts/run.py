@@ -84,7 +84,7 @@ class Figures:
     """The journal of that append."""
     appended_bytes: int
     lost_bytes: int
-    """Acknowledged, and not there at the end."""
+    """Acknowledged, and missing at the end."""
 
     def __str__(self) -> str:
         return (
