@@ -63,6 +63,9 @@ class BrokerConfig(ServerConfig):
     debug_private: bool = False
     """Whether the HTTP port leaves the diagnostics to `debug_port`."""
 
+    no_console: bool = False
+    """Whether the HTTP port leaves out the console."""
+
     etcd_prefix: str = "/gazette/cluster"
     """Clean path under which the cluster keeps its keys."""
 

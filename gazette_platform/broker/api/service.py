@@ -124,6 +124,10 @@ class BrokerService:
         ]
         self.rpcs = {rpc.name: rpc for rpc in rpcs}
 
+    def claims(self, metadata: Metadata, required: Capability) -> Claims:
+        """The claims of a caller. Raises: Unauthenticated: it has no valid token. Forbidden: it lacks `required`."""
+        return self._auth.authorize(metadata, required)
+
     def stop_watches(self) -> None:
         """End the streams that would otherwise last for ever."""
         self._list.stop_watches()

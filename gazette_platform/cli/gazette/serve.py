@@ -69,6 +69,7 @@ SERVE_OPTIONS = (
         "Host name that HTTP requests may use, besides --broker.host, --broker.advertise and the names of the "
         "machine; * for any. Checked if neither tokens nor TLS are on. Repeatable.",
     ),
+    _BROKER.own("no-console", bool, "Serve no console (/console on the HTTP port)."),
     _BROKER.own("file-root", Path, "Folder that roots file:// stores; must exist."),
     _BROKER.own("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
     _BROKER.own(
@@ -169,9 +170,7 @@ def _serve(values: dict[str, Any]) -> None:
             config, count, log_level=values["log.level"], log_format=values["log.format"]
         )
         return
-    from gazette_platform.broker.main import run  # noqa: PLC0415  starts no faster else
-
-    run(config)
+    _run(config)
 
 
 def _check_writable(folder: Path, option: str) -> None:
@@ -243,9 +242,14 @@ def _member(_name: Annotated[str, typer.Argument(help="For the list of processes
     task = pickle.loads(line.read_task())  # noqa: S301  our parent wrote it
     config, log_level, log_format = task
     set_up_logging(log_level, log_format)
-    from gazette_platform.broker.main import run  # noqa: PLC0415  as late as a lone broker does
+    _run(config, line)
 
-    run(config, line)
+
+def _run(config: BrokerConfig, line: SupervisorLine | None = None) -> None:
+    from gazette_platform.broker.main import run  # noqa: PLC0415  starts no faster else
+    from gazette_platform.console import add_console  # noqa: PLC0415
+
+    run(config, add_console, line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
