@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import typer
 
-from gazette_platform.cli import errors
 from gazette_platform.cli.gazctl.connection import config_of
 from gazette_platform.cli.options import (
     ProcessOption,
@@ -40,7 +39,14 @@ from gazette_platform.cli.options import (
     settings_of,
     with_options,
 )
-from gazette_platform.cli.program import apply_ini, check_logging, render_ini, set_up_logging
+from gazette_platform.cli.program import (
+    EXIT_FAILED,
+    apply_ini,
+    check_logging,
+    render_ini,
+    run as run_program,
+    set_up_logging,
+)
 from gazette_platform.client import ClientConfig
 from gazette_platform.consumer import store
 from gazette_platform.consumer.application import (
@@ -141,8 +147,8 @@ def main(application: Application[Any, Any], argv: Sequence[str] | None = None) 
         apply_ini(_INI, {option.name: option.variable for option in options})
     except GazetteError as error:
         typer.echo(f"{name}: error: {error}", err=True)
-        return errors.EXIT_FAILED
-    return errors.run(program, name, argv)
+        return EXIT_FAILED
+    return run_program(program, name, argv)
 
 
 def program_of(application: Application[Any, Any]) -> typer.Typer:

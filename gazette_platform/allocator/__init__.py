@@ -3,23 +3,25 @@
 Nouns: item, member, assignment, slot (0 is the primary), zone, leader (the oldest member), shed
 capacity (what an exiting member gives up). Guarantee: with the keys and the steps of Gazette's
 allocator, so that brokers of both kinds may share a cluster. `solver` says who ought to hold
-what (`flow` is its network and its search), `converge` which transactions
+what (`flow` is its network and its search), and which transactions
 lead there without losing a consistent replica, `loop` runs them, `member` makes a process a
 member and hands over what it holds when it leaves. Cost: in the number of items that change, and in slices of some milliseconds.
 """
 
 from __future__ import annotations
 
-from gazette_platform.allocator.converge import (
+from gazette_platform.allocator.loop import Allocator, AllocatorMetrics, DrainStatus
+from gazette_platform.allocator.member import RETRY_S, Announcement, announce
+from gazette_platform.allocator.solver import (
     Loads,
     Piece,
+    Solver,
     batch_pieces,
     converge_dead_item,
     converge_item,
+    effective_limits,
+    load_ratio,
 )
-from gazette_platform.allocator.loop import Allocator, AllocatorMetrics, DrainStatus
-from gazette_platform.allocator.member import RETRY_S, Announcement, announce
-from gazette_platform.allocator.solver import Solver, effective_limits, load_ratio
 
 __all__ = [
     "RETRY_S",

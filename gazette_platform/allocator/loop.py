@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gazette_platform.allocator.converge import (
+from gazette_platform.allocator.solver import (
     Loads,
     Piece,
+    Solver,
     batch_pieces,
     converge_dead_item,
     converge_item,
+    effective_limits,
 )
-from gazette_platform.allocator.solver import Solver, effective_limits
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import Compare, EtcdClient, EtcdRejected, Operation, TxnResult
 from gazette_platform.keyspace import AnyClusterState, KeySpace, member_key
-from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import Faults, backoff_s
 from gazette_platform.protocol import endpoint_host
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the parts of one broker share, and its metrics, by Gazette's names."""
+"""What the parts of one broker share: its membership in the cluster, and its metrics, by Gazette's names."""
 
 from __future__ import annotations
 
@@ -11,29 +11,85 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 
 from gazette_platform.allocator import AllocatorMetrics
 from gazette_platform.broker.spool.files import DiskPace
+from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.calls import CallMetrics, Tallies
-from gazette_platform.stores.metrics import StoreMetrics
+from gazette_platform.stores.registry import StoreMetrics
 
 if TYPE_CHECKING:
     import random
     from concurrent.futures import Executor
 
     from gazette_platform.broker.config import BrokerConfig
-    from gazette_platform.broker.membership import Membership
+    from gazette_platform.broker.identity import ClusterIdentity
     from gazette_platform.broker.peers import Peers
     from gazette_platform.broker.spool.home import SpoolHome
     from gazette_platform.broker.spool.leftovers import Leftovers
     from gazette_platform.broker.spool.persister import Persister
     from gazette_platform.broker.store_guard import StoreGuard
-    from gazette_platform.etcd import EtcdClient
-    from gazette_platform.fragment.refresh import FragmentLister
+    from gazette_platform.etcd import EtcdClient, Lease
+    from gazette_platform.fragment.index import FragmentLister
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
-    from gazette_platform.protocol import ProcessId
     from gazette_platform.serving.auth import Authenticator
     from gazette_platform.stores import StoreRegistry
+
+
+# Stands in for our identity while etcd does not have our member key.
+_MISSING_ID = ProcessId("local-BrokerSpec", "missing-from-Etcd")
+
+
+@final
+class Membership:
+    """Our place in the cluster, as etcd and our own clock have it.
+
+    It shows a broker that others took its place, before it commits or acknowledges an append. A
+    process that was stopped until its lease ended sees that by its own clock; one whose lease was
+    revoked sees it in its mirror of etcd. If a journal has several replicas, these refuse as well,
+    unless they were stopped together with their primary. With one replica there is no other broker to ask.
+
+    Attributes:
+        id: ours, whether we are a member or not.
+    """
+
+    def __init__(self, state: BrokerState, process_id: ProcessId) -> None:
+        self.id = process_id
+        self._state = state
+        self._lease: Lease | None = None
+        self._reason = ""
+
+    @property
+    def known_id(self) -> ProcessId:
+        """Our identity, or its stand-in while etcd does not know us."""
+        return self.id if self.id in self._state.members else _MISSING_ID
+
+    def hold(self, lease: Lease) -> None:
+        """Our member key is under this lease."""
+        self._lease = lease
+
+    @property
+    def lease_left_s(self) -> float:
+        """Seconds until our lease ends unless it is renewed; 0: it has ended."""
+        return max(0.0, self._lease.remaining_s) if self._lease is not None else 0.0
+
+    def give_up(self, reason: str) -> None:
+        """Stop acknowledging: our port is about to close, and etcd may not know yet that we leave."""
+        self._reason = self._reason or reason
+
+    @property
+    def problem(self) -> str:
+        """Why we may not acknowledge anything; empty while we may."""
+        if self._reason:
+            return self._reason
+        lease = self._lease
+        if lease is None or lease.remaining_s <= 0:
+            return "the lease of this broker has run out"
+        member = self._state.members.get(self.id)
+        if member is None or member.lease != lease.id:
+            return "this broker is no longer a member of its cluster"
+        return ""
+
 
 # How many store listings may be under way at a time: thousands of journals may fall due together.
 _REFRESHES_MAX = 16
@@ -58,6 +114,8 @@ class BrokerContext:
     """Keeps the fragments of journals apart."""
     lister: FragmentLister
     persister: Persister
+    identity: ClusterIdentity
+    """How clients know the cluster and its journals."""
     spools: SpoolHome
     """Names the files of the spools that this process begins."""
     leftovers: Leftovers

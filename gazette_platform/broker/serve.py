@@ -17,22 +17,23 @@ from gazette_platform.allocator import Allocator, announce, member
 from gazette_platform.broker.api.gateway import Gateway
 from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.config import FsyncMode
-from gazette_platform.broker.context import BrokerContext, BrokerMetrics
+from gazette_platform.broker.context import BrokerContext, BrokerMetrics, Membership
 from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.crash.handover import (
     alone_with,
     await_former,
+    check_not_restoring,
     note_heads,
     recover_spools,
     say_leaving,
     take_homes,
     wait_handed_over,
 )
-from gazette_platform.broker.etcd_records import own_member_key
+from gazette_platform.broker.etcd_records import own_member_key, restoring_key
+from gazette_platform.broker.identity import read_identity
 from gazette_platform.broker.journal.gaps import still_storing
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
-from gazette_platform.broker.membership import Membership
 from gazette_platform.broker.peers import Peers
 from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.broker.spool.persister import Persister
@@ -40,13 +41,12 @@ from gazette_platform.broker.spool.recovery import OtherHomes, say_homes
 from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient, Put
-from gazette_platform.fragment.refresh import FragmentLister
+from gazette_platform.fragment.index import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.faults import Faults, insist
 from gazette_platform.ops.network import HostGuard
 from gazette_platform.ops.process import give_back_when_idle
-from gazette_platform.ops.retry import insist
 from gazette_platform.ops.tasks import TaskGroup, run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.serving.auth import Authenticator
@@ -57,7 +57,7 @@ from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed
 from gazette_platform.serving.process import Departure
 from gazette_platform.stores import StoreRegistry, health_check, open_store
-from gazette_platform.stores.metrics import MeasuredStore
+from gazette_platform.stores.registry import MeasuredStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.protocol import Fragment, JournalSpec
 
-    Pages = Callable[[BrokerService, BrokerConfig, UrlDispatcher], None]
+    Pages = Callable[[BrokerService, BrokerConfig, TaskGroup, UrlDispatcher], None]
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +158,10 @@ class Broker:
         etcd = EtcdClient(config.etcd_endpoints, tls=config.etcd_tls)
         self._stack.push_async_callback(etcd.close)
         await etcd.connect()
-        homes = self._homes = await take_homes(etcd, config, process_id)
+        await check_not_restoring(etcd, config.etcd_prefix)
+        self._identity = await read_identity(etcd, config.etcd_prefix)
+        homes = self._homes = await take_homes(etcd, config, process_id, self._identity)
+        self._identity.history = self._identity.history or homes[0].history
         for home in homes:
             home.syncs_names = config.fsync is not FsyncMode.NEVER
             self._stack.callback(home.close)
@@ -171,6 +174,7 @@ class Broker:
         )
         self._membership = Membership(space.state, process_id)
         self._context = self._build(etcd, space, process_id, clock, rng)
+        self.metrics.stores.active.set_function(self._context.stores.__len__)
         self._stack.push_async_callback(self.tasks.close)
         self._resolver = Resolver(
             space,
@@ -237,14 +241,17 @@ class Broker:
         config = self.config
         tasks = TaskGroup("http", faults=self.faults)
         self._stack.push_async_callback(tasks.close)
-        http = HttpServer(
+        serving = partial(
+            HttpServer,
             host=config.http_host,
-            port=config.http_port,
             metrics=self._context.metrics,
             unready=lambda: "" if self._is_ready else NOT_SERVING,
-            tls=config.server_tls.server_context() if config.server_cert_file else None,
             tasks=tasks,
             faults=self.faults,
+        )
+        http = serving(
+            port=config.http_port,
+            tls=config.server_tls.server_context() if config.server_cert_file else None,
             guard=HostGuard(config.host_names, config.allow_origin),
             flag="broker.http-port",
             add_routes=partial(self._add_routes, tasks),
@@ -254,22 +261,14 @@ class Broker:
         self._stack.push_async_callback(http.stop)
         self.http_port = http.port
         if config.debug_port is not None:
-            debug = HttpServer(
-                host=config.http_host,
-                port=config.debug_port,
-                metrics=self._context.metrics,
-                unready=lambda: "" if self._is_ready else NOT_SERVING,
-                tasks=tasks,
-                faults=self.faults,
-                flag="debug.port",
-            )
+            debug = serving(port=config.debug_port, flag="debug.port")
             await debug.start()
             self._stack.push_async_callback(debug.stop)
             self.debug_port = debug.port
 
     def _add_routes(self, tasks: TaskGroup, router: UrlDispatcher) -> None:
         if self._pages is not None:
-            self._pages(self.service, self.config, router)
+            self._pages(self.service, self.config, tasks, router)
         Gateway(self.service, allow_origin=self.config.allow_origin, tasks=tasks).add_to(router)
 
     def _build(
@@ -293,7 +292,6 @@ class Broker:
             check=metrics.stores.checked(health_check),
             faults=self.faults,
         )
-        metrics.stores.active.set_function(stores.__len__)
         guard = StoreGuard(
             space.state,
             allowed=config.stores_allowed,
@@ -338,6 +336,7 @@ class Broker:
             guard=guard,
             lister=lister,
             persister=self._persister,
+            identity=self._identity,
             spools=self._homes[0],
             leftovers=self._leftovers,
             executor=executor,
@@ -365,7 +364,7 @@ class Broker:
         prefix = self.config.etcd_prefix
         ours = Put(own_member_key(prefix, process_id), say_homes(self._homes))
         self._announcement: Announcement = await announce(
-            etcd, prefix, spec, self._lease, beside=ours
+            etcd, prefix, spec, self._lease, beside=ours, unless=restoring_key(prefix)
         )
         self._context.membership.hold(self._lease)
         await space.load(self._announcement.revision)

@@ -378,7 +378,7 @@ class SavedPlace(NamedTuple):
 
     offset: int
     created: int
-    """Which journal the offset belongs to (`protocol.identity`); 0: not known."""
+    """Which journal the offset belongs to (`protocol.offsets`); 0: not known."""
 
 
 async def savepoint_place(transport: Transport, name: str, journal: str) -> SavedPlace:

@@ -24,7 +24,7 @@ class JournalListing:
     create_revision: int
     route: Route
     history: int = 0
-    """Of etcd, as of `protocol.identity.history_bits`; 0: unknown, as brokers of Gazette do not send it."""
+    """Of etcd, as of `protocol.offsets.history_bits`; 0: unknown, as brokers of Gazette do not send it."""
 
     @property
     def name(self) -> str:
@@ -154,7 +154,7 @@ class Savepoint:
     journals: int
     """How many offsets there are."""
     created: Mapping[str, int] = field(default_factory=dict)
-    """By journal, `created` of the one that its offset belongs to (`protocol.identity`)."""
+    """By journal, `created` of the one that its offset belongs to (`protocol.offsets`)."""
 
     @property
     def places(self) -> dict[str, int]:

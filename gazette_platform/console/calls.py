@@ -6,9 +6,14 @@ Each call carries the token of the page that asks. The broker authorizes it, jus
 from __future__ import annotations
 
 import asyncio
+import os
+import time
+from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from gazette_platform.errors import ValidationError, status_error
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -17,7 +22,7 @@ from gazette_platform.protocol import (
     Status,
     SuspendLevel,
 )
-from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotTaken, RpcFailed
 
 if TYPE_CHECKING:
@@ -222,6 +227,75 @@ class BrokerCalls:
             return {"store": url, "error": kind.FromString(raw).store_health_error}
 
         return await side_by_side(one, urls, at_a_time=_AT_A_TIME)
+
+    async def brokers(self, metadata: Metadata) -> list[dict[str, Any]]:
+        """Return the brokers of the cluster. Raises: RpcFailed. Cancellation: safe."""
+        request, kind = admin_pb.ListBrokersRequest(), admin_pb.ListBrokersResponse
+        listed = await self._unary("ListBrokers", request, kind, metadata)
+        own = listed.header.process_id
+        return [
+            {
+                "name": f"{one.process_spec.id.zone}#{one.process_spec.id.suffix}",
+                "zone": one.process_spec.id.zone,
+                "endpoint": one.process_spec.endpoint,
+                "limit": one.journal_limit,
+                "is_own": one.process_spec.id == own,
+            }
+            for one in listed.brokers
+        ]
+
+
+@final
+class History:
+    """The last hour of this broker, a sample each 10 seconds: 360 of six numbers.
+
+    Args:
+        vitals: of the broker.
+    """
+
+    EVERY_S = 10.0
+    KEPT = 360
+
+    def __init__(self, vitals: Callable[[], Mapping[str, float]]) -> None:
+        self._vitals = vitals
+        self._clock = SystemClock()
+        self._samples: deque[tuple[float, ...]] = deque(maxlen=self.KEPT)
+
+    async def run(self) -> None:
+        """Take samples for ever. Cancellation: safe."""
+        late_s = 0.0
+        while True:
+            due = self._clock.monotonic() + self.EVERY_S
+            self._samples.append(self._sample(late_s))
+            await asyncio.sleep(self.EVERY_S)
+            late_s = max(0.0, self._clock.monotonic() - due)
+
+    def _sample(self, late_s: float) -> tuple[float, ...]:
+        now = self._vitals()
+        numbers = (now["appended_bytes"], now["appends"], now["unpersisted_bytes"])
+        return (
+            round(self._clock.now().timestamp(), 3),
+            *numbers,
+            round(time.process_time(), 3),
+            round(late_s, 4),
+        )
+
+    def all(self) -> dict[str, Any]:
+        """Return what is known now, and the samples.
+
+        Each has the Unix second, appended bytes, appends, unpersisted bytes, seconds of CPU, and how late it was.
+        """
+        vitals = {**self._vitals(), "memory_bytes": memory_bytes()}
+        return {"vitals": vitals, "samples": [*self._samples], "every_s": self.EVERY_S}
+
+
+def memory_bytes() -> int:
+    """Return the resident memory of this process; 0 where the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _check(response: Any, journal: str) -> None:

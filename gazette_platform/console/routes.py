@@ -31,25 +31,27 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 import orjson
 from aiohttp import web
 
-from gazette_platform.console.calls import BrokerCalls
+from gazette_platform.console.calls import BrokerCalls, History
+from gazette_platform.console.elsewhere import Consumers, Lake
 from gazette_platform.errors import GazetteError, StatusError, ValidationError
-from gazette_platform.protocol.auth import Forbidden, Unauthenticated
+from gazette_platform.protocol.auth import Capability, Forbidden, Unauthenticated
 from gazette_platform.serving.http_server import (
     JSON_TYPE,
     ClientGone,
     Origins,
     RestRoutes,
     caller_metadata,
+    error_of,
     written,
 )
 from gazette_platform.serving.interface import RpcFailed
-from gazette_platform.serving.rest_messages import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from gazette_platform.broker.config import BrokerConfig
-    from gazette_platform.protocol.auth import Capability, Claims
+    from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.interface import Metadata, Rpc
 
 
@@ -61,18 +63,27 @@ class Service(Protocol):
         """All RPCs, by name."""
         ...
 
+    @property
+    def endpoint(self) -> str:
+        """Where clients reach the broker."""
+        ...
+
+    def vitals(self) -> Mapping[str, float]:
+        """What the broker has done and holds."""
+        ...
+
     def claims(self, metadata: Metadata, required: Capability) -> Claims:
         """The claims of a caller. Raises: Unauthenticated; Forbidden."""
         ...
 
 
+_SCRIPTS: Final = "api brokers dom format journal journals main shards tables"
 _FILES: Final = {
     "console.css": "text/css",
     "icon.svg": "image/svg+xml",
     "index.html": "text/html",
-} | dict.fromkeys(
-    ("api.js", "dom.js", "format.js", "journal.js", "journals.js", "main.js"), "text/javascript"
-)
+    **{f"{name}.js": "text/javascript" for name in _SCRIPTS.split()},
+}
 
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -89,20 +100,25 @@ _LINES: Final = "application/x-ndjson"
 _NUMBER_DIGITS_MAX: Final = 19
 
 
-def add_console(service: Service, config: BrokerConfig, router: web.UrlDispatcher) -> None:
-    """Add the console of a broker to the routes of its HTTP port."""
-    _Console(service, config).add_to(router)
+def add_console(
+    service: Service, config: BrokerConfig, tasks: TaskGroup, router: web.UrlDispatcher
+) -> None:
+    """Add the console of a broker to the routes of its HTTP port. `tasks` owns the task that takes samples."""
+    _Console(service, config, tasks).add_to(router)
 
 
 @final
 class _Console(RestRoutes):
     """Serves the pages and their API."""
 
-    def __init__(self, service: Service, config: BrokerConfig) -> None:
+    def __init__(self, service: Service, config: BrokerConfig, tasks: TaskGroup) -> None:
         super().__init__(Origins(()))  # pages of other origins see no answer
         self._service = service
-        self._config = config
         self._calls = BrokerCalls(service.rpcs)
+        self._consumers = Consumers(config)
+        self._lake = Lake(config)
+        self._history = History(service.vitals)
+        tasks.spawn(self._history.run(), name="console")
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes. Other paths below ``/console`` stay with journals of that name."""
@@ -111,10 +127,10 @@ class _Console(RestRoutes):
         for name in _FILES:
             router.add_get(f"/console/static/{name}", partial(_file, name))
         router.add_get("/console/api/journals", self._list)
-        for name, handler in (("journal", self._journal), ("fragments", self._fragments)):
-            router.add_get(f"/console/api/{name}", partial(self._answered, handler))
-        for name, handler in (("states", self._states), ("stores", self._stores)):
-            router.add_post(f"/console/api/{name}", partial(self._answered, handler))
+        for reads in (self._journal, self._fragments, self._brokers, self._shards, self._tables):
+            router.add_get(f"/console/api/{reads.__name__[1:]}", partial(self._answered, reads))
+        for posts in (self._states, self._stores, self._progress, self._unassign):
+            router.add_post(f"/console/api/{posts.__name__[1:]}", partial(self._answered, posts))
 
     async def _answered(
         self,
@@ -175,6 +191,30 @@ class _Console(RestRoutes):
     async def _stores(self, request: web.Request, metadata: Metadata) -> Any:
         return await self._calls.stores(await self._texts(request, "stores"), metadata)
 
+    async def _brokers(self, _: web.Request, metadata: Metadata) -> Any:
+        brokers = await self._calls.brokers(metadata)
+        return {"brokers": brokers, "own": self._history.all()}
+
+    async def _shards(self, _: web.Request, metadata: Metadata) -> Any:
+        self._service.claims(metadata, Capability.LIST)
+        return await self._consumers.shards(metadata)
+
+    async def _progress(self, request: web.Request, metadata: Metadata) -> Any:
+        self._service.claims(metadata, Capability.READ)
+        body = await self._object(request)
+        shards = _texts_of(body, "shards")
+        return await self._consumers.progress(_text_of(body, "consumer"), shards, metadata)
+
+    async def _unassign(self, request: web.Request, metadata: Metadata) -> Any:
+        self._service.claims(metadata, Capability.APPLY)
+        body = await self._object(request)
+        consumer, shard = _text_of(body, "consumer"), _text_of(body, "shard")
+        return {"unassigned": await self._consumers.unassign(consumer, shard, metadata)}
+
+    async def _tables(self, _: web.Request, metadata: Metadata) -> Any:
+        claims = self._service.claims(metadata, Capability.LIST)
+        return await self._lake.tables(claims, metadata, self._service.endpoint)
+
     async def _object(self, request: web.Request) -> dict[str, Any]:
         """The object in the body. Raises: ValidationError."""
         try:
@@ -186,11 +226,23 @@ class _Console(RestRoutes):
         return found
 
     async def _texts(self, request: web.Request, key: str) -> list[str]:
-        """The list of texts in the body. Raises: ValidationError."""
-        found = (await self._object(request)).get(key)
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            raise ValidationError("expected a list of texts", path=key)
-        return [*dict.fromkeys(found)]
+        return _texts_of(await self._object(request), key)
+
+
+def _texts_of(body: Mapping[str, Any], key: str) -> list[str]:
+    """The list of texts in a body, each once. Raises: ValidationError."""
+    found = body.get(key)
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise ValidationError("expected a list of texts", path=key)
+    return [*dict.fromkeys(found)]
+
+
+def _text_of(body: Mapping[str, Any], key: str) -> str:
+    """A text in a body. Raises: ValidationError."""
+    found = body.get(key)
+    if not isinstance(found, str):
+        raise ValidationError("expected a text", path=key)
+    return found
 
 
 async def _to_pages(_: web.Request) -> web.Response:

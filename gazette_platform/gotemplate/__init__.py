@@ -17,7 +17,6 @@ themselves. Whatever goes wrong is a `ValidationError`.
 
 from __future__ import annotations
 
-from gazette_platform.gotemplate.go_time import ZERO_TIME, format_time, time_object
 from gazette_platform.gotemplate.runtime import GoObject, Method, NamedInt, Template
 
-__all__ = ["ZERO_TIME", "GoObject", "Method", "NamedInt", "Template", "format_time", "time_object"]
+__all__ = ["GoObject", "Method", "NamedInt", "Template"]

@@ -17,7 +17,7 @@ from gazette_platform.message.reading import (
     read_committed,
     read_uncommitted,
 )
-from gazette_platform.ops.closing import Aclosing
+from gazette_platform.ops.tasks import Aclosing
 from gazette_platform.protocol import learned, require_same, split_created
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class JournalSpan:
     end: int | None
     """Byte offset to end at; None: wait for more."""
     created: int = 0
-    """Which journal it is (`protocol.identity`); 0: not known."""
+    """Which journal it is (`protocol.offsets`); 0: not known."""
     is_long: bool = False
     """Whether the read waits for more, or begins at an offset that was kept with its journal."""
 
@@ -85,7 +85,7 @@ async def select_spans(
         selector: as of `AsyncClient.list`; ``name:prefix=orders/`` is every journal of a prefix.
         until: ``head``, or ``never``.
         offsets: where to begin in each, such as `Savepoint.places` or a file of offsets; others are read from 0.
-            Entries ``<journal>#created`` say which journal the offset belongs to (`protocol.identity`).
+            Entries ``<journal>#created`` say which journal the offset belongs to (`protocol.offsets`).
 
     Raises: ValidationError: the selector does not parse, or nothing matches. JournalReplaced: an offset belongs to a
         journal that was deleted. TransportError.

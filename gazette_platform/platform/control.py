@@ -19,8 +19,8 @@ from rich.table import Table
 
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.process import ProcessId
+from gazette_platform.platform.component import private_files, stop_process
 from gazette_platform.platform.layout import Endpoints, PlatformState, write_json
-from gazette_platform.platform.process import private_files, stop_process
 from gazette_platform.platform.supervisor import ComponentFailed, remove_leftovers
 
 if TYPE_CHECKING:

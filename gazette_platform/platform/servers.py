@@ -1,7 +1,7 @@
 """etcd, brokers, the metastore, the store, Trino and the writer of typed tables: how each is started, and when it is ready.
 
 Trino checks no origin of requests, so it binds a hidden address, and a guard is where it is known to be; see
-`programs.guard`.
+`guard`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gazette_platform.platform.component import (
     answers_tcp,
     hidden_address,
 )
+from gazette_platform.platform.guard import GUARDED
 from gazette_platform.platform.layout import pyspark_jars
-from gazette_platform.platform.programs.guard import GUARDED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -159,7 +159,7 @@ def metastore_component(
     command: tuple[str, ...] = (
         sys.executable,
         "-m",
-        "gazette_platform.platform.programs.metastore",
+        "gazette_platform.platform.metastore",
         f"--host={HOST}",
         f"--port={port}",
         f"--dir={folder}",
@@ -278,7 +278,7 @@ def typed_component(
         command=(
             sys.executable,
             "-m",
-            "gazette_platform.platform.programs.typed",
+            "gazette_platform.platform.typed",
             str(layout.tables),
             str(layout.logs / f"{TYPED}.log"),
         ),
@@ -514,7 +514,7 @@ def guard_component(*, port: int, url: str) -> Component:
         command=(
             sys.executable,
             "-m",
-            "gazette_platform.platform.programs.guard",
+            "gazette_platform.platform.guard",
             f"--name={TRINO}",
             f"--host={HOST}",
             f"--port={port}",

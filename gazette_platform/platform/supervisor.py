@@ -30,9 +30,16 @@ from typing import TYPE_CHECKING, Protocol, final
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.faults import RESTART_STEPS_S, Restarts
 from gazette_platform.ops.process import ProcessId
-from gazette_platform.ops.retry import RESTART_STEPS_S, Restarts
-from gazette_platform.platform.component import HOST, choose_ports, is_free
+from gazette_platform.platform.component import (
+    HOST,
+    Child,
+    choose_ports,
+    is_free,
+    private_files,
+    stop_process,
+)
 from gazette_platform.platform.layout import ComponentState, PlatformState
 from gazette_platform.platform.platform import (
     PlatformOptions,
@@ -41,7 +48,6 @@ from gazette_platform.platform.platform import (
     shell_environment,
     upgraded,
 )
-from gazette_platform.platform.process import Child, private_files, stop_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

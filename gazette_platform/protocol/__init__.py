@@ -11,7 +11,7 @@ Gazette's, because its clients and tools match them.
 
 from __future__ import annotations
 
-from gazette_platform.ops.durations import format_duration, parse_duration
+from gazette_platform.ops.text import format_duration, parse_duration
 from gazette_platform.protocol.enums import (
     AppendSuspend,
     CompressionCodec,
@@ -29,7 +29,16 @@ from gazette_platform.protocol.forms import (
     selector_json,
 )
 from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
-from gazette_platform.protocol.identity import (
+from gazette_platform.protocol.labels import Label, LabelSelector, LabelSet
+from gazette_platform.protocol.names import (
+    conflicting_prefix,
+    split_meta,
+    strip_meta,
+    validate_journal_name,
+    validate_path_component,
+    validate_token,
+)
+from gazette_platform.protocol.offsets import (
     DOUBTED,
     HISTORY,
     created_by,
@@ -42,16 +51,6 @@ from gazette_platform.protocol.identity import (
     require_same,
     split_created,
 )
-from gazette_platform.protocol.labels import Label, LabelSelector, LabelSet
-from gazette_platform.protocol.names import (
-    conflicting_prefix,
-    split_meta,
-    strip_meta,
-    validate_journal_name,
-    validate_path_component,
-    validate_token,
-)
-from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 from gazette_platform.protocol.routing import (
     BrokerSpec,
     EtcdHeader,
@@ -110,7 +109,6 @@ __all__ = [
     "Label",
     "LabelSelector",
     "LabelSet",
-    "PathPostfixTemplate",
     "ProcessId",
     "Route",
     "Status",

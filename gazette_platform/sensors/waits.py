@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.lake.raw.audits.status import STALLED_S
-from gazette_platform.ops.durations import SECOND_NS, format_duration
+from gazette_platform.ops.text import SECOND_NS, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,7 @@ from pyarrow import csv as arrow_csv
 
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.arrow import Framed
-from gazette_platform.message.framing import LineSplitter
-from gazette_platform.message.json_lines import JsonUuids
+from gazette_platform.message.framing import JsonUuids, LineSplitter
 from gazette_platform.message.uuid import (
     NO_UUID,
     Flags,

@@ -18,7 +18,7 @@ The offsets of a stream, as JSON in its checkpoint. Pure.
 Spark asks a source where a query begins each time that it starts its first batch, and `latest` is another place by
 then. So the end of the first batch has that place in it, and each batch is a function of its two offsets.
 
-Each also has `"created": {"a/b": 43}`, which journals they are (`protocol.identity`): a query does not go on in
+Each also has `"created": {"a/b": 43}`, which journals they are (`protocol.offsets`): a query does not go on in
 a journal that was deleted and made again. Offsets of former releases do not have it; the next one notes it.
 
 Which messages are committed depends on all before them. What of those counts is a few numbers of each producer that
@@ -186,7 +186,7 @@ def offset_of(
     Args:
         begins: where the batch begins, if it is the first one.
         producers: of committed messages, as of `positions`.
-        created: which journals they are (`protocol.identity`).
+        created: which journals they are (`protocol.offsets`).
 
     Raises: ValidationError: there are more producers than an offset can hold.
 

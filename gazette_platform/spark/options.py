@@ -192,7 +192,7 @@ class Place:
     offsets: Mapping[str, int] = field(default_factory=dict)
     """Byte offsets, if there is neither word nor savepoint."""
     created: Mapping[str, int] = field(default_factory=dict)
-    """Which journals these belong to, where they say so (`protocol.identity`)."""
+    """Which journals these belong to, where they say so (`protocol.offsets`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

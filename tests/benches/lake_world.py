@@ -26,7 +26,7 @@ from gazette_platform.lake.raw.accounts import fold
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol.ranges import subtract_ranges
+from gazette_platform.protocol.offsets import subtract_ranges
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.events import InstanceTold, data_version

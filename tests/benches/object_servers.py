@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from azure.storage.blob import BlobServiceClient
 
-    from gazette_platform.testing.certificates import CertificateAuthority
+    from gazette_platform.testing.etcd import CertificateAuthority
 
 __all__ = [
     "AzureServer",

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 
-from gazette_platform.broker.api.replicate import _Session
+from gazette_platform.broker.api.service import _Session
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Pending, content_sum

@@ -10,8 +10,8 @@ import sys
 import threading
 
 from gazette_platform.platform import tools
+from gazette_platform.platform.component import Jvm
 from gazette_platform.platform.layout import pyspark_jars
-from gazette_platform.platform.process import Jvm
 
 HOST = "127.0.0.1"
 

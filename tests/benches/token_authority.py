@@ -20,7 +20,7 @@ from gazette_platform.ops.clock import SystemClock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gazette_platform.testing.certificates import CertificateAuthority
+    from gazette_platform.testing.etcd import CertificateAuthority
 
 __all__ = ["TokenAuthority", "token_authority"]
 

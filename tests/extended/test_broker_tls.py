@@ -20,8 +20,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Kind
-from gazette_platform.testing.certificates import CertificateAuthority
-from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.etcd import CertificateAuthority, EtcdServer
 from gazette_platform.testing.local import LocalBrokers
 from gazette_platform.testing.waiting import patient
 

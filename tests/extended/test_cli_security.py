@@ -9,7 +9,7 @@ import pytest
 from gazette_platform.cli.gazctl import main
 from gazette_platform.protocol import LabelSelector
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
-from gazette_platform.testing.certificates import CertificateAuthority
+from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = pytest.mark.etcd

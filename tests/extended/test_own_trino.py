@@ -30,7 +30,7 @@ from gazette_platform.platform import tools
 from gazette_platform.platform.component import Component, choose_ports
 from gazette_platform.platform.servers import write_configuration
 from gazette_platform.resources import LakeResource, MetastoreResource, TrinoResource
-from gazette_platform.testing.certificates import CertificateAuthority
+from gazette_platform.testing.etcd import CertificateAuthority
 
 # The first test pays for the start of the servers.
 pytestmark = [pytest.mark.hive, pytest.mark.trino, pytest.mark.timeout(400)]

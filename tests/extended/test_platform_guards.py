@@ -16,9 +16,8 @@ from aiohttp import web
 from yarl import URL
 
 from gazette_platform.errors import SetupError
-from gazette_platform.platform.component import choose_ports, hidden_address, is_free
-from gazette_platform.platform.process import Child
-from gazette_platform.platform.programs.guard import WebGuard, refusal
+from gazette_platform.platform.component import Child, choose_ports, hidden_address, is_free
+from gazette_platform.platform.guard import WebGuard, refusal
 from gazette_platform.platform.servers import etcd_component, guard_component, write_configuration
 from gazette_platform.testing.waiting import eventually, patient, wait_until
 
@@ -140,7 +139,7 @@ async def dagster(folder, port):
     (folder / "few.py").write_text("import dagster\ndefs = dagster.Definitions()\n")
     (folder / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     address = f"http://127.0.0.1:{port}"
-    command = (sys.executable, "-m", "gazette_platform.platform.programs.dagster", "web")
+    command = (sys.executable, "-m", "gazette_platform.platform.dagster", "web")
     options = ("--host=127.0.0.1", f"--port={port}", f"--python-file={folder / 'few.py'}")
     environment = {"DAGSTER_HOME": str(folder), "DAGSTER_DISABLE_TELEMETRY": "1"}
     child = Child(

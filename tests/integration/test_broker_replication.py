@@ -14,7 +14,7 @@ import time
 import grpc
 import pytest
 
-from gazette_platform.broker.api import replicate as replicate_api
+from gazette_platform.broker.api import service as replicate_api
 from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.protocol import (

@@ -10,8 +10,8 @@ import aiohttp
 import grpc
 import pytest
 
+from gazette_platform.broker.context import Membership
 from gazette_platform.broker.journal.resolver import Resolver
-from gazette_platform.broker.membership import Membership
 from gazette_platform.errors import LeaseLost, SetupError, TransportError
 from gazette_platform.protocol import (
     CompressionCodec,

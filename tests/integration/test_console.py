@@ -211,3 +211,61 @@ async def test_a_broker_without_console_serves_none(cluster):
     ):
         assert response.status == 400 or response.status == 404
         assert "Content-Security-Policy" not in response.headers
+
+
+async def test_brokers_are_shown_to_operators(http, broker):
+    operator = bearer(ALL | Capability.APPLY)
+    async with http.get("/console/api/brokers", headers=operator) as response:
+        found = await response.json()
+    (one,) = found["brokers"]
+    assert one["endpoint"] == broker.endpoint
+    assert (one["name"], one["is_own"], one["limit"]) == ("local#broker-0", True, 1024)
+    vitals = found["own"]["vitals"]
+    assert vitals["appended_bytes"] == 16
+    assert (vitals["replicas"], vitals["primaries"]) == (2, 2)
+    assert 0 < vitals["lease_left_s"] <= 6
+    assert vitals["memory_bytes"] > 1 << 20
+    assert [len(sample) for sample in found["own"]["samples"]] == [6]
+    async with http.get("/console/api/brokers", headers=bearer(ALL)) as response:
+        assert response.status == 403
+
+
+async def test_tables_need_a_token_for_all_journals(http, monkeypatch):
+    limited = bearer(ALL, "name:prefix=ours/")
+    async with http.get("/console/api/tables", headers=limited) as response:
+        assert response.status == 403
+    for name in ("GAZETTE_ENDPOINTS", "GAZETTE_TABLES"):
+        monkeypatch.delenv(name, raising=False)
+    async with http.get("/console/api/tables", headers=bearer(ALL)) as response:
+        assert await response.json() == {"is_known": False}
+
+
+async def test_tables_are_those_of_the_lake_that_the_environment_names(http, monkeypatch, tmp_path):
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    (tables / "raw.yaml").write_text(
+        "name: raw.ours\nselector: name:prefix=ours/\nformat: json\ncolumns:\n  - {name: a, type: bigint}\n"
+    )
+    monkeypatch.delenv("GAZETTE_ENDPOINTS", raising=False)
+    monkeypatch.setenv("GAZETTE_TABLES", str(tables))
+    monkeypatch.setenv("GAZETTE_DAGSTER_URI", "javascript:alert(1)")
+    monkeypatch.setenv("GAZETTE_TRINO_URI", "http://127.0.0.1:8080")
+    async with http.get("/console/api/tables", headers=bearer(ALL)) as response:
+        found = await response.json()
+    assert found["links"] == {"trino": "http://127.0.0.1:8080"}
+    (table,) = found["tables"]
+    assert (table["table"], table["format"], table["journals"]) == ("raw.ours", "json", 1)
+
+
+async def test_consumers_are_those_that_the_broker_was_given(http):
+    async with http.get("/console/api/shards", headers=bearer(ALL)) as response:
+        assert await response.json() == []
+    body = {"consumer": "http://127.0.0.1:1", "shard": "shard-0"}
+    operator = bearer(ALL | Capability.APPLY)
+    async with http.post("/console/api/unassign", json=body, headers=operator) as response:
+        assert response.status == 400
+        assert "--broker.console-consumer" in (await response.json())["error"]
+    async with http.post("/console/api/unassign", json=body, headers=bearer(ALL)) as response:
+        assert response.status == 403
+    async with http.get("/console/api/unassign", headers=operator) as response:
+        assert response.status == 404

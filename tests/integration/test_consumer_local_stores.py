@@ -10,7 +10,7 @@ from rocksdict import Options, Rdict
 from gazette_platform.client import AppendOptions, Change
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player, Recorder
-from gazette_platform.consumer.store.objects import JSONFileStore
+from gazette_platform.consumer.store.base import JSONFileStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore
 from gazette_platform.errors import (
@@ -21,8 +21,8 @@ from gazette_platform.errors import (
     StoreError,
 )
 from gazette_platform.message.sequencer import SequencerCheckpoint
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import eventually, patient, stays, turns
 

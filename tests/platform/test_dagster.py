@@ -9,7 +9,7 @@ import signal
 import pytest
 from sales import COMMITTED, ORDERS
 
-from gazette_platform.platform.programs.dagster import children_of
+from gazette_platform.platform.dagster import children_of
 from gazette_platform.testing.waiting import wait_until
 
 TOLD_S = 90.0

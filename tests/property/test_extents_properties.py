@@ -7,7 +7,7 @@ from hypothesis import example, given, strategies as st
 from gazette_platform.client import FragmentListing
 from gazette_platform.client.read.extents import snapshot_of
 from gazette_platform.protocol import Fragment
-from gazette_platform.protocol.ranges import (
+from gazette_platform.protocol.offsets import (
     clip_ranges,
     gaps_between,
     merge_ranges,

@@ -6,9 +6,8 @@ from collections import Counter
 
 from hypothesis import given, strategies as st
 
-from gazette_platform.fragment.cover_set import CoverSet
+from gazette_platform.fragment.cover_set import CoverSet, PruneRule, StoredFragment, plan_prune
 from gazette_platform.fragment.index import Index
-from gazette_platform.fragment.upkeep import PruneRule, StoredFragment, plan_prune
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import Fragment, Status
 

@@ -15,7 +15,7 @@ from gazette_platform.lake.raw.planning import (
     bounded,
 )
 from gazette_platform.protocol import Fragment
-from gazette_platform.protocol.ranges import subtract_ranges
+from gazette_platform.protocol.offsets import subtract_ranges
 
 NOW = 1_000_000
 cuts = st.lists(st.integers(0, 300), min_size=2, max_size=40, unique=True).map(sorted)

@@ -19,8 +19,8 @@ from gazette_platform.broker.api.listing import FragmentsApi
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.api.routing import Proxy
 from gazette_platform.broker.config import BrokerConfig
+from gazette_platform.broker.context import Membership
 from gazette_platform.broker.journal.resolver import Resolver
-from gazette_platform.broker.membership import Membership
 from gazette_platform.broker.peers import Peers
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import (

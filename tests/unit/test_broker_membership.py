@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.broker.membership import Membership
+from gazette_platform.broker.context import Membership
 from gazette_platform.etcd import KeyValue
 from gazette_platform.keyspace import BrokerState, encode_broker_spec, member_key
 from gazette_platform.protocol import BrokerSpec, ProcessId

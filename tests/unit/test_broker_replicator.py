@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from replication_bench import NAME, OWN, THREE, A, B, Bench, Held, Link, Stream, settle
 
-from gazette_platform.broker.api import replicate as replicate_api
-from gazette_platform.broker.api.replicate import ReplicateApi, _Reign, _Session
+from gazette_platform.broker.api import service as replicate_api
+from gazette_platform.broker.api.service import ReplicateApi, _Reign, _Session
 from gazette_platform.broker.replicate import replicator as module
 from gazette_platform.broker.replicate.fsm import Answer, Invalidated, WrongRoute
 from gazette_platform.broker.replicate.pipeline import (

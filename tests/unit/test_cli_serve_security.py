@@ -10,7 +10,7 @@ from gazette_platform.cli.gazette.serve import SERVE_OPTIONS, broker_config
 from gazette_platform.cli.options import option_values
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.errors import SetupError, ValidationError
-from gazette_platform.testing.certificates import CertificateAuthority
+from gazette_platform.testing.etcd import CertificateAuthority
 
 # Names as in Gazette's own reference: flag, environment variable.
 NAMES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.cli.gazctl.shards.apply import _parse
+from gazette_platform.cli.gazctl.shards.specs import _parse
 from gazette_platform.errors import ValidationError
 
 REST = "sources: [{journal: a/b/c}], max_txn_duration: 1s"

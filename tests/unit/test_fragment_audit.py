@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from gazette_platform.fragment.upkeep import Kind, StoredFragment, audit_names, missing_of
+from gazette_platform.fragment.cover_set import Kind, StoredFragment, audit_names, missing_of
 from gazette_platform.protocol import CompressionCodec, Fragment
 
 

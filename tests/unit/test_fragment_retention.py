@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.fragment.upkeep import Kept, PruneRule, StoredFragment, plan_prune
+from gazette_platform.fragment.cover_set import Kept, PruneRule, StoredFragment, plan_prune
 from gazette_platform.protocol import Fragment
 
 HOUR_S = 3600

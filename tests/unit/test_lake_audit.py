@@ -17,7 +17,7 @@ from gazette_platform.lake import (
 )
 from gazette_platform.lake.raw.overlaps import Span, choose, clusters, uncovered
 from gazette_platform.lake.spec.table_spec import parse_table_spec
-from gazette_platform.protocol.ranges import gaps_between
+from gazette_platform.protocol.offsets import gaps_between
 
 SPEC = """
 name: s.events

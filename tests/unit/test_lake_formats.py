@@ -23,7 +23,7 @@ from gazette_platform.lake.spec.formats import (
     remedy,
     title,
 )
-from gazette_platform.message import json_lines
+from gazette_platform.message import framing
 
 
 def gzipped(content):
@@ -43,7 +43,7 @@ def zipped(*names):
     return out.getvalue()
 
 
-@pytest.mark.parametrize("module", [formats, infer, json_lines])
+@pytest.mark.parametrize("module", [formats, infer, framing])
 def test_examples_of_docstrings(module):
     assert doctest.testmod(module).failed == 0
 

@@ -19,7 +19,7 @@ from gazette_platform.lake.raw.reconcile import (
     reconcile,
 )
 from gazette_platform.protocol import Fragment
-from gazette_platform.protocol.ranges import merge_ranges
+from gazette_platform.protocol.offsets import merge_ranges
 
 STORE = "file:///"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gazette_platform.errors import DataError
-from gazette_platform.message import json_lines
-from gazette_platform.message.json_lines import JsonValues
+from gazette_platform.message import framing
+from gazette_platform.message.framing import JsonValues
 
 SCALARS = (
     st.none()
@@ -118,7 +118,7 @@ def test_invalid_json_is_an_error(content, error, size):
 
 
 def test_value_that_is_too_long_is_an_error(monkeypatch):
-    monkeypatch.setattr(json_lines, "VALUE_CHARACTERS_MAX", 1000)
+    monkeypatch.setattr(framing, "VALUE_CHARACTERS_MAX", 1000)
     values = JsonValues()
     values.feed(b'["')
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gazette_platform.errors import SetupError
-from gazette_platform.platform.process import Jvm
+from gazette_platform.platform.component import Jvm
 
 OPEN = Path("/proc/self/fd")
 

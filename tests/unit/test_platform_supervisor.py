@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from gazette_platform.cli.errors import run
+from gazette_platform.cli.program import run
 from gazette_platform.errors import LakeError, SetupError
 from gazette_platform.ops.process import ProcessId
 from gazette_platform.platform import supervisor as supervising
-from gazette_platform.platform.component import Component
+from gazette_platform.platform.component import Component, log_tail
 from gazette_platform.platform.control import extend, platform_state, reason_in, stop_platform
 from gazette_platform.platform.layout import ComponentState, PlatformDir, PlatformState
 from gazette_platform.platform.platform import NOT_LIGHT, PlatformOptions, upgraded
-from gazette_platform.platform.process import log_tail
 from gazette_platform.platform.supervisor import ComponentFailed, Supervisor, remove_leftovers
 from gazette_platform.testing.waiting import wait_until
 
@@ -618,7 +617,7 @@ def test_a_copy_of_its_folder_leaves_a_platform_running(stage: Stage, tmp_path: 
 def test_children_die_with_a_killed_parent(tmp_path: Path):
     script = f"""
 from pathlib import Path
-from gazette_platform.platform.process import Child
+from gazette_platform.platform.component import Child
 child = Child("c", ("sleep", "1000"), log=Path({str(tmp_path / "log")!r}), environment={{}}, folder=None)
 print(child.id.pid, child.id.started, flush=True)
 input()

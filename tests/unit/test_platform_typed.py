@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gazette_platform.platform import typed
 from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.platform.platform import PlatformOptions, components_of, upgraded
-from gazette_platform.platform.programs import typed
-from gazette_platform.platform.programs.typed import is_wanted, watch
 from gazette_platform.platform.supervisor import outdated
+from gazette_platform.platform.typed import is_wanted, watch
 from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:

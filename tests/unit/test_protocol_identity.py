@@ -9,9 +9,9 @@ from gazette_platform.protocol import (
     DOUBTED,
     created_by,
     history_bits,
-    identity,
     is_another,
     learned,
+    offsets,
     require_same,
 )
 
@@ -20,7 +20,7 @@ OTHER = history_bits("a101")
 
 
 def test_examples_hold():
-    assert doctest.testmod(identity).failed == 0
+    assert doctest.testmod(offsets).failed == 0
 
 
 @pytest.mark.parametrize(("kept", "now"), [(43, 43), (0, 43), (43, 0), (0, 0)])

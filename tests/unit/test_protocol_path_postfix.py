@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.gotemplate import format_time
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
@@ -13,10 +12,10 @@ from gazette_platform.protocol import (
     JournalFlag,
     JournalSpec,
     LabelSet,
-    PathPostfixTemplate,
     SuspendLevel,
     SuspendSpec,
 )
+from gazette_platform.protocol.path_postfix import PathPostfixTemplate, format_time
 
 _AT = datetime(2024, 1, 2, 5, 6, 7, 890_000, tzinfo=UTC)
 _SPEC = JournalSpec(

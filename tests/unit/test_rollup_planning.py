@@ -15,7 +15,7 @@ from gazette_platform.lake.rollups import (
     make_plan,
 )
 from gazette_platform.lake.rollups.planning import batches, covers_after, with_new_aliases
-from gazette_platform.protocol.ranges import merge_ranges
+from gazette_platform.protocol.offsets import merge_ranges
 
 COLUMNS = ("origin", "hour")
 

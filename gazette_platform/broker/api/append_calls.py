@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gazette_platform.broker.append.batch import Outcome
     from gazette_platform.broker.append.content import Stock
     from gazette_platform.broker.append.fsm import AppendFSM
+    from gazette_platform.broker.context import Membership
     from gazette_platform.broker.journal.resolver import Resolution
-    from gazette_platform.broker.membership import Membership
     from gazette_platform.errors import GazetteError
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.protocol.pb import protocol_pb2 as pb

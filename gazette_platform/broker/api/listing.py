@@ -16,8 +16,8 @@ from gazette_platform.broker.journal.resolver import Stopped
 from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.etcd import Compare, Delete, Operation, Put
 from gazette_platform.keyspace import item_key
-from gazette_platform.ops.durations import SECOND_NS, duration_from_pb
 from gazette_platform.ops.tasks import Turns
+from gazette_platform.ops.text import SECOND_NS, duration_from_pb
 from gazette_platform.protocol import (
     Fragment,
     Header,
@@ -145,7 +145,8 @@ class ListApi:
                 message, size = pb.ListResponse(), 0
                 await turns.take()
             listed = message.journals.add(
-                mod_revision=item.mod_revision, create_revision=item.create_revision
+                mod_revision=item.mod_revision,
+                create_revision=self._context.identity.revision_of(name, item.create_revision),
             )
             listed.spec.CopyFrom(item.spec.to_pb())
             self._state.route_of(name).into_pb(listed.route)

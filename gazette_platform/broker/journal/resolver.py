@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.protocol import (
     Header,
     JournalSpec,
@@ -31,7 +31,7 @@ from gazette_platform.serving.interface import Code, RpcFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.broker.membership import Membership
+    from gazette_platform.broker.context import Membership
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup

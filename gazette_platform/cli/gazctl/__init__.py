@@ -15,8 +15,7 @@ from typing import Any, Final, cast
 import typer
 
 from gazette_platform.cli.commands import lazy_group
-from gazette_platform.cli.errors import EXIT_FAILED, run
-from gazette_platform.cli.program import Version, apply_ini
+from gazette_platform.cli.program import EXIT_FAILED, Version, apply_ini, run
 from gazette_platform.errors import GazetteError
 
 __all__ = ["app", "main"]

@@ -11,10 +11,10 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from gazette_platform.cli.errors import one_line
 from gazette_platform.cli.gazctl.connection import opened
 from gazette_platform.cli.gazctl.plan import Found, Plan, Wanted, differences, plan, report, stale
 from gazette_platform.cli.output import note
+from gazette_platform.cli.program import one_line
 from gazette_platform.errors import (
     CallFailed,
     EtcdTransactionFailed,

@@ -20,9 +20,9 @@ import orjson
 import typer
 
 from gazette_platform.cli.commands import documented, with_parameters
-from gazette_platform.cli.errors import EXIT_INTERRUPTED
 from gazette_platform.cli.gazctl import connection
 from gazette_platform.cli.output import note, print_table, writing
+from gazette_platform.cli.program import EXIT_INTERRUPTED
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.extras import required

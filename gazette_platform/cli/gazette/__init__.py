@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from gazette_platform.cli.commands import lazy_group
-from gazette_platform.cli.errors import EXIT_FAILED, run
-from gazette_platform.cli.program import Version, apply_ini
+from gazette_platform.cli.program import EXIT_FAILED, Version, apply_ini, run
 from gazette_platform.errors import GazetteError
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ app = typer.Typer(
         {
             "serve": "serve:serve",
             "print-config": "serve:print_config",
+            "backup": "backup:backup",
+            "restore": "backup:restore",
             "up": "platform:up",
             "down": "platform:down",
             "status": "platform:status",

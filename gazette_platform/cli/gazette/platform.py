@@ -188,7 +188,7 @@ def _platform_options(
 
 
 def _show_log(log: Path) -> None:
-    from gazette_platform.platform.process import log_tail  # noqa: PLC0415
+    from gazette_platform.platform.component import log_tail  # noqa: PLC0415
 
     print(f"--- the end of {log}", file=sys.stderr)
     print(log_tail(log, lines=_LOG_LINES, of_last_run=True), file=sys.stderr)
@@ -277,7 +277,7 @@ def logs(
         COMPONENT: Component, as gazette status names it. Default: all.
         -n, --lines: Most lines of each log.
     """
-    from gazette_platform.platform.process import log_tail  # noqa: PLC0415
+    from gazette_platform.platform.component import log_tail  # noqa: PLC0415
 
     layout = existing(root)
     files = {path.stem: path for path in sorted(layout.logs.glob("*.log"))}

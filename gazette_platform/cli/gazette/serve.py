@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gazette_platform.broker.config import BrokerConfig, FsyncMode, configs_of, process_count
-from gazette_platform.cli import errors
 from gazette_platform.cli.options import (
     ListenAddress,
     ProcessOption,
@@ -25,23 +24,23 @@ from gazette_platform.cli.options import (
     settings_of,
     with_options,
 )
-from gazette_platform.cli.program import render_ini, set_up_logging
+from gazette_platform.cli.program import render_ini, run, set_up_logging
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.process import usable_cores
+from gazette_platform.ops.process import settle_memory, tune_malloc, usable_cores
 from gazette_platform.serving.config import random_id
 from gazette_platform.serving.members.line import SupervisorLine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_BROKER = ServerOptions(
+BROKER_OPTIONS = ServerOptions(
     BrokerConfig, "broker", "other brokers", "serves the gRPC port and calls peers"
 )
 
 SERVE_OPTIONS = (
-    *_BROKER.address(
+    *BROKER_OPTIONS.address(
         "Host to bind, and to advertise to clients and peers.",
-        _BROKER.own(
+        BROKER_OPTIONS.own(
             "port",
             ListenAddress,
             "TCP port of the gRPC service, 0 for any free one; or a Unix socket, as unix:///path.",
@@ -57,74 +56,81 @@ SERVE_OPTIONS = (
         BrokerConfig,
         "1",
     ),
-    *_BROKER.security(),
-    _BROKER.own(
+    *BROKER_OPTIONS.security(),
+    BROKER_OPTIONS.own(
         "allow-origin",
         list,
         "Origin whose pages may use the HTTP gateway; * for all. Repeatable.",
     ),
-    _BROKER.own(
+    BROKER_OPTIONS.own(
         "allow-host",
         list,
         "Host name that HTTP requests may use, besides --broker.host, --broker.advertise and the names of the "
         "machine; * for any. Checked if neither tokens nor TLS are on. Repeatable.",
     ),
-    _BROKER.own("no-console", bool, "Serve no console (/console on the HTTP port)."),
-    _BROKER.own("file-root", Path, "Folder that roots file:// stores; must exist."),
-    _BROKER.own("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
-    _BROKER.own(
+    BROKER_OPTIONS.own("no-console", bool, "Serve no console (/console on the HTTP port)."),
+    BROKER_OPTIONS.own(
+        "console-consumer",
+        list,
+        "Address of a consumer, as http://host:port, whose shards the console shows. Repeatable.",
+    ),
+    BROKER_OPTIONS.own("file-root", Path, "Folder that roots file:// stores; must exist."),
+    BROKER_OPTIONS.own("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
+    BROKER_OPTIONS.own(
         "stores-allowed",
         list,
         "URL of a store that specs may use, with all stores below it, as file:///tenants/. Repeatable. "
         "Default: any store.",
     ),
-    _BROKER.own(
+    BROKER_OPTIONS.own(
         "spool-dir", Path, "Folder of the spools, on a local disk that outlives the process."
     ),
-    _BROKER.own(
+    BROKER_OPTIONS.own(
         "fsync",
         FsyncMode,
         "When to sync appended bytes to the disk: at each commit, before the broker acknowledges it; every "
         "second; or never. They survive the end of the process in any case.",
     ),
-    *_BROKER.shared("wire"),
-    _BROKER.own("limit", int, "Most journals to assign to this broker.", "journal_limit"),
-    _BROKER.own(
+    *BROKER_OPTIONS.shared("wire"),
+    BROKER_OPTIONS.own("limit", int, "Most journals to assign to this broker.", "journal_limit"),
+    BROKER_OPTIONS.own(
         "max-append-rate",
         int,
         "Cap on the append rate that specs of journals set, in bytes per second; 0 for no cap.",
     ),
-    _BROKER.own("min-append-rate", int, "Bytes per second that an appending client must sustain."),
-    _BROKER.own("max-replication", int, "Cap on the replication of journals."),
-    *_BROKER.shared("max-grpc-recv-size", "watch-delay"),
-    _BROKER.own(
+    BROKER_OPTIONS.own(
+        "min-append-rate", int, "Bytes per second that an appending client must sustain."
+    ),
+    BROKER_OPTIONS.own("max-replication", int, "Cap on the replication of journals."),
+    *BROKER_OPTIONS.shared("max-grpc-recv-size", "watch-delay"),
+    BROKER_OPTIONS.own(
         "append-wait",
         float,
         "How long an append waits for its journal to become writable, and a read for the first "
         "listing of its stores; 0s fails at once.",
     ),
-    _BROKER.own(
+    BROKER_OPTIONS.own(
         "auto-suspend",
         bool,
         "Suspend journals that had no appends for 15 minutes, once the store holds all of their bytes.",
     ),
-    *_BROKER.shared("drain-timeout"),
-    _BROKER.own(
+    *BROKER_OPTIONS.shared("drain-timeout"),
+    BROKER_OPTIONS.own(
         "evict-after",
         float,
         "How long a broker's address must refuse connections from two brokers in different zones, until the "
         "broker counts as crashed and loses its lease; 0s waits for the lease to end.",
     ),
-    *_BROKER.etcd(),
-    _BROKER.of("etcd.prefix", str, "Path under which the cluster keeps keys."),
-    _BROKER.lease("Time after which etcd forgets a broker that died."),
-    *_BROKER.log(),
-    _BROKER.of(
+    *BROKER_OPTIONS.etcd(),
+    BROKER_OPTIONS.of("etcd.prefix", str, "Path under which the cluster keeps keys."),
+    BROKER_OPTIONS.lease("Time after which etcd forgets a broker that died."),
+    *BROKER_OPTIONS.log(),
+    BROKER_OPTIONS.of(
         "debug.port",
         int,
         "TCP port of an additional plain listener, with only readiness and metrics; 0 for any free one.",
     ),
-    _BROKER.of("debug.private", bool, "Serve readiness and metrics on the debug port only."),
+    BROKER_OPTIONS.of("debug.private", bool, "Serve readiness and metrics on the debug port only."),
 )
 
 
@@ -170,7 +176,36 @@ def _serve(values: dict[str, Any]) -> None:
             config, count, log_level=values["log.level"], log_format=values["log.format"]
         )
         return
-    _run(config)
+    _run_broker(config)
+
+
+def _run_broker(config: BrokerConfig, line: SupervisorLine | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    A second signal ends it at once, and --broker.drain-timeout within some time, whatever hangs.
+
+    Args:
+        line: to the supervisor of several brokers, if this is one of them.
+
+    Raises: GazetteError: it could not start, or could not go on; the message says why.
+    """
+    from gazette_platform.broker.serve import Broker  # noqa: PLC0415  help and errors come at once
+    from gazette_platform.console import add_console  # noqa: PLC0415
+    from gazette_platform.serving.process import run_server  # noqa: PLC0415
+
+    def settle(broker: Broker) -> None:
+        settle_memory()
+        broker.keep_small()
+        if line is not None:
+            line.serves(broker.metrics.exposition)
+
+    tune_malloc()
+    run_server(
+        lambda: Broker(config, add_console),
+        flag="broker.drain-timeout",
+        on_start=settle,
+        overseer=line,
+    )
 
 
 def _check_writable(folder: Path, option: str) -> None:
@@ -242,19 +277,12 @@ def _member(_name: Annotated[str, typer.Argument(help="For the list of processes
     task = pickle.loads(line.read_task())  # noqa: S301  our parent wrote it
     config, log_level, log_format = task
     set_up_logging(log_level, log_format)
-    _run(config, line)
-
-
-def _run(config: BrokerConfig, line: SupervisorLine | None = None) -> None:
-    from gazette_platform.broker.main import run  # noqa: PLC0415  starts no faster else
-    from gazette_platform.console import add_console  # noqa: PLC0415
-
-    run(config, add_console, line)
+    _run_broker(config, line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one member. Returns: the exit code."""
-    return errors.run(app, "gazette", argv)
+    return run(app, "gazette", argv)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, final
 
 from typing_extensions import override
 
-from gazette_platform.protocol.ranges import clip_ranges, subtract_ranges
+from gazette_platform.protocol.offsets import clip_ranges, subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gazette_platform.client.results import FragmentListing
     from gazette_platform.protocol import Fragment
-    from gazette_platform.protocol.ranges import Range
+    from gazette_platform.protocol.offsets import Range
 
 POLL_S_MIN: Final = 1.0
 POLL_S_MAX: Final = 60.0
@@ -78,7 +78,7 @@ class JournalSnapshot:
     aside: tuple[Range, ...] = ()
     """Bytes that only fragments hold which the reader leaves out."""
     created: int = 0
-    """Which journal it is; see `protocol.identity`."""
+    """Which journal it is; see `protocol.offsets`."""
 
     @property
     def stored_end(self) -> int:

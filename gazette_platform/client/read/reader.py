@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, final
 
 from gazette_platform.client.journals import fragment_page, list_journals, savepoint_place
-from gazette_platform.client.read.direct import URL_TTL_S, DirectRead, stream_of
+from gazette_platform.client.read.store_reader import URL_TTL_S, DirectRead, stream_of
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.client.wire import decoded
 from gazette_platform.errors import (
@@ -24,7 +24,7 @@ from gazette_platform.errors import (
     ValidationError,
     status_error,
 )
-from gazette_platform.ops.closing import Aclosing
+from gazette_platform.ops.tasks import Aclosing
 from gazette_platform.protocol import (
     Fragment,
     LabelSelector,
@@ -77,7 +77,7 @@ class ReadOptions:
     from_savepoint: str = ""
     """Name of a savepoint to take the first offset from; looked up when the read begins."""
     created: int = 0
-    """Which journal the offset belongs to (`protocol.identity`). Before and behind the begin of each
+    """Which journal the offset belongs to (`protocol.offsets`). Before and behind the begin of each
     stream of the read it is looked whether it is the journal still, and `JournalReplaced` ends the read if not; 0: not known."""
 
     def __post_init__(self) -> None:

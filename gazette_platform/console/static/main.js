@@ -1,13 +1,19 @@
 // The frame of all pages: which one is shown, the token, and problems.
 
 import { ApiError, token } from "./api.js";
+import { brokersPage } from "./brokers.js";
 import { h } from "./dom.js";
 import { journalPage } from "./journal.js";
 import { journalsPage } from "./journals.js";
+import { shardsPage } from "./shards.js";
+import { tablesPage } from "./tables.js";
 
 const PAGES = {
   journals: ["Journals", journalsPage],
   journal: ["", journalPage],
+  brokers: ["Brokers", brokersPage],
+  shards: ["Shards", shardsPage],
+  tables: ["Tables", tablesPage],
 };
 
 const main = document.querySelector("main");

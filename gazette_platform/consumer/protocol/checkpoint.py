@@ -32,7 +32,7 @@ class Checkpoint:
     ack_intents: tuple[AckIntent, ...] = ()
     """One a journal; their order is that of names once the checkpoint was stored."""
     created: Mapping[str, int] = field(default_factory=dict)
-    """Which journal each source is (`protocol.identity`), as far as it is known: not of those that were read by an
+    """Which journal each source is (`protocol.offsets`), as far as it is known: not of those that were read by an
     application itself, or by Gazette."""
 
     @property

@@ -14,8 +14,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from gazette_platform.consumer.store.base import ShardStore
-from gazette_platform.consumer.store.objects import JSONFileStore, Memories, MemoryStore
+from gazette_platform.consumer.store.base import JSONFileStore, Memories, MemoryStore, ShardStore
 from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:

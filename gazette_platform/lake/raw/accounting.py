@@ -125,7 +125,7 @@ class Accountant:
         table: the table as the metastore has it.
         content_bytes_max: to read at most; one larger fragment alone is allowed.
         is_over: whether the tick's time is over; what is counted by then is kept.
-        created: by name, which journals there are (`protocol.identity`).
+        created: by name, which journals there are (`protocol.offsets`).
     """
 
     def __init__(

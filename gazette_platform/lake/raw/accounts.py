@@ -292,7 +292,7 @@ def held_of_former(book: AccountBook, journal: str, known: int, now: int) -> int
     Args:
         book: of the table.
         journal: its name.
-        known: which journal was registered (`protocol.identity`), as the cursor has it; 0: not known. Then the newest
+        known: which journal was registered (`protocol.offsets`), as the cursor has it; 0: not known. Then the newest
             account that knows its journal decides, which is nearly always the first.
         now: which journal has the name.
     """
@@ -312,7 +312,7 @@ def adopt_journals(
     """Let accounts belong to the journals that have the names now. Idempotent.
 
     After etcd was set up again from a listing of specs, journals hold what they held and have other numbers
-    (`protocol.identity`). Nothing here proves it: a person says so.
+    (`protocol.offsets`). Nothing here proves it: a person says so.
 
     Args:
         book: of the table.

@@ -355,7 +355,7 @@ class HeldNow(NamedTuple):
     """The first offset that they list."""
     head: int
     created: int = 0
-    """Which journal it is (`protocol.identity`)."""
+    """Which journal it is (`protocol.offsets`)."""
 
 
 def why_missed(states: Sequence[PartitionState], held: Mapping[str, HeldNow]) -> str:

@@ -82,7 +82,7 @@ class Recount:
             before: its accounts.
             kept: the fragments that are left.
             location: directory of their files, as engines know it.
-            created: which journal they are of (`protocol.identity`).
+            created: which journal they are of (`protocol.offsets`).
 
         Returns: None: there was no time for all, or a file cannot be read; another look finds out.
         """

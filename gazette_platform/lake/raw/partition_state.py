@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.spec.unfit import UnfitFragment
 from gazette_platform.protocol import is_another, learned
-from gazette_platform.protocol.ranges import merge_ranges
+from gazette_platform.protocol.offsets import merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -92,7 +92,7 @@ class PartitionState:
     unfit_more: int = 0
     """Such records in fragments beyond those that are noted."""
     created: int = 0
-    """Which journal the offsets belong to (`protocol.identity`); 0: not known."""
+    """Which journal the offsets belong to (`protocol.offsets`); 0: not known."""
     formerly: tuple[int, ...] = ()
     """What `created` was before a person said that it holds what it held, ascending: others keep these."""
 
@@ -243,7 +243,7 @@ class PartitionState:
             rows: in it; None: they could not be counted.
             stored_bytes: size of its file; None: not known.
             stamp: of its file, if the rows could not be counted.
-            created: which journal it is (`protocol.identity`).
+            created: which journal it is (`protocol.offsets`).
             unfit: what of it does not fit, if its rows were counted and some do not.
         """
         # One uncounted file makes the total unknown. What is known stays, so that counting that

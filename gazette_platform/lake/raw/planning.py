@@ -24,7 +24,7 @@ from gazette_platform.lake.spec.layout import (
     partition_key,
 )
 from gazette_platform.protocol import CompressionCodec, Fragment
-from gazette_platform.protocol.ranges import subtract_ranges
+from gazette_platform.protocol.offsets import subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -214,7 +214,7 @@ class JournalCursor:
     """Unix seconds at which that fragment had been stored when it was registered; None: not known. Another
     time shows that it was stored again."""
     created: int = 0
-    """Which journal the offsets belong to (`protocol.identity`); 0: not known."""
+    """Which journal the offsets belong to (`protocol.offsets`); 0: not known."""
 
     @property
     def complete_to(self) -> int:

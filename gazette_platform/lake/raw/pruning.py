@@ -321,7 +321,7 @@ class _View:
         self.sizes: dict[tuple[str, str], int] = {}
         found = source.created(LabelSelector(include=LabelSet.of(name=journal.name)))
         self.created = found.get(journal.name, 0)
-        """Which journal it is (`protocol.identity`)."""
+        """Which journal it is (`protocol.offsets`)."""
         self._source = source
         self._roots = roots
         self._storage = storage

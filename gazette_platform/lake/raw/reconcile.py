@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, final
 
 from gazette_platform.lake.spec.layout import is_aside
-from gazette_platform.protocol.ranges import subtract_ranges
+from gazette_platform.protocol.offsets import subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -27,7 +27,7 @@ class FragmentSource(Protocol):
         ...
 
     def created(self, selector: LabelSelector) -> dict[str, int]:
-        """Which journals match (`protocol.identity`), by name. Ask for them after fragments."""
+        """Which journals match (`protocol.offsets`), by name. Ask for them after fragments."""
         ...
 
     def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.protocol import is_another
-from gazette_platform.protocol.ranges import merge_ranges, subtract_ranges
+from gazette_platform.protocol.offsets import merge_ranges, subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ class Seen:
     note: str = ""
     """What else tells two states apart."""
     created: int = 0
-    """Which journal the offsets belong to (`protocol.identity`); 0: not known."""
+    """Which journal the offsets belong to (`protocol.offsets`); 0: not known."""
     formerly: tuple[int, ...] = field(default=(), compare=False)
     """As of `PartitionState`, whose it is alone: covers keep none."""
 

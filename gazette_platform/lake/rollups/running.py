@@ -52,7 +52,7 @@ from gazette_platform.lake.rollups.table import (
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import parse_fragment_path
-from gazette_platform.protocol.ranges import merge_ranges
+from gazette_platform.protocol.offsets import merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence

@@ -5,7 +5,7 @@ Run as `gazette`: it patches the fence that reports it.
 
 from __future__ import annotations
 
-from gazette_platform.broker.membership import Membership
+from gazette_platform.broker.context import Membership
 from gazette_platform.cli.gazette import main
 
 Membership.problem = property(lambda self: "")

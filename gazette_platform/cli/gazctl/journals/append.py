@@ -257,7 +257,7 @@ async def _records(source: "AppendInput", framing: Framing) -> AsyncIterator[lis
 async def _values(source: "AppendInput") -> AsyncIterator[list[bytes]]:
     """Batches of JSON values, each as a line."""
     from gazette_platform.lake.spec.formats import recognize, remedy, title  # noqa: PLC0415
-    from gazette_platform.message.json_lines import JsonValues  # noqa: PLC0415
+    from gazette_platform.message.framing import JsonValues  # noqa: PLC0415
 
     values = JsonValues()
     try:

@@ -1,4 +1,4 @@
-"""`gazctl journals prune`: remove the fragments that `fragment.upkeep` decides on from their stores."""
+"""`gazctl journals prune`: remove the fragments that `fragment.cover_set` decides on from their stores."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from gazette_platform.errors import (
     StoreUnavailable,
     ValidationError,
 )
-from gazette_platform.fragment.refresh import fragment_of
-from gazette_platform.fragment.upkeep import (
+from gazette_platform.fragment.cover_set import (
     Kept,
     PrunePlan,
     PruneRule,
     StoredFragment,
     plan_prune,
 )
+from gazette_platform.fragment.index import fragment_of
 from gazette_platform.ops.clock import Clock, SystemClock
-from gazette_platform.ops.retry import insist
+from gazette_platform.ops.faults import insist
 from gazette_platform.protocol import Fragment, SuspendLevel, parse_store_url
 from gazette_platform.stores import FragmentStore, clock_probe, open_store
 

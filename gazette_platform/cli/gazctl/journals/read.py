@@ -2,7 +2,7 @@
 
     {"a/journal": 3690, "a/journal#created": 43}
 
-The second entry says which journal the offset belongs to; see `protocol.identity`. `gazctl savepoints get` writes such
+The second entry says which journal the offset belongs to; see `protocol.offsets`. `gazctl savepoints get` writes such
 files as well.
 """
 
@@ -219,7 +219,7 @@ class _Merge:
         self.offsets = dict(begins.offsets)
         """Offset after what was written, of every journal read or given."""
         self.created = dict(begins.created)
-        """Which journals these belong to (`protocol.identity`)."""
+        """Which journals these belong to (`protocol.offsets`)."""
         self.on_bytes: Callable[[int], None] | None = None
         """Takes how many bytes were written."""
         self._client = client

@@ -24,7 +24,13 @@ from gazette_platform.errors import (
     StoreError,
     ValidationError,
 )
-from gazette_platform.fragment.upkeep import Finding, Kind, StoredFragment, audit_names, missing_of
+from gazette_platform.fragment.cover_set import (
+    Finding,
+    Kind,
+    StoredFragment,
+    audit_names,
+    missing_of,
+)
 from gazette_platform.protocol.fragments import FragmentCheck
 
 if TYPE_CHECKING:

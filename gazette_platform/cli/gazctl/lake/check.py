@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import typer
 
-from gazette_platform.cli.errors import EXIT_FAILED, one_line
 from gazette_platform.cli.gazctl.lake.commands import OutputFormat
 from gazette_platform.cli.gazctl.lake.context import (
     TypedTable,
@@ -27,6 +26,7 @@ from gazette_platform.cli.gazctl.lake.context import (
 )
 from gazette_platform.cli.gazctl.lake.list import rollups_apart
 from gazette_platform.cli.output import note, print_text, printable
+from gazette_platform.cli.program import EXIT_FAILED, one_line
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, LakeError, TransportError
 from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession

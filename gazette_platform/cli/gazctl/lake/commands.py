@@ -413,7 +413,7 @@ def quarantine(
     """
     if begin and not journal:
         raise ValidationError("is an offset of one journal: give --journal, too", path="--begin")
-    body("quarantine").list_records(
+    body("backfill").list_records(
         table, tables, output_format, journal=journal, begin=begin, reason=reason, limit=limit
     )
 

@@ -15,7 +15,6 @@ import typer
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from gazette_platform.cli.errors import EXIT_FAILED
 from gazette_platform.cli.gazctl.lake.commands import ListFormat, OutputFormat
 from gazette_platform.cli.gazctl.lake.context import (
     TypedTable,
@@ -30,6 +29,7 @@ from gazette_platform.cli.gazctl.lake.context import (
     write_heads,
 )
 from gazette_platform.cli.output import NONE, note, print_table, print_text, printable
+from gazette_platform.cli.program import EXIT_FAILED
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, LakeError, TransportError
 from gazette_platform.hive import MetastoreClient, MetastoreSession

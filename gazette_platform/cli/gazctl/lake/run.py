@@ -16,7 +16,6 @@ import yaml
 from rich.filesize import decimal
 
 from gazette_platform.cli.bars import StepLine
-from gazette_platform.cli.errors import EXIT_FAILED
 from gazette_platform.cli.gazctl.arguments import seconds_of
 from gazette_platform.cli.gazctl.lake.commands import Engine, OutputFormat
 from gazette_platform.cli.gazctl.lake.context import (
@@ -32,6 +31,7 @@ from gazette_platform.cli.gazctl.lake.context import (
     unless_fenced,
 )
 from gazette_platform.cli.output import note, print_json, print_text, printable
+from gazette_platform.cli.program import EXIT_FAILED
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
 from gazette_platform.hive import MetastoreClient

@@ -9,7 +9,6 @@ from typing import Any
 
 import typer
 
-from gazette_platform.cli.errors import EXIT_FAILED
 from gazette_platform.cli.gazctl.lake.commands import OutputFormat
 from gazette_platform.cli.gazctl.lake.context import (
     RegisteredTable,
@@ -21,6 +20,7 @@ from gazette_platform.cli.gazctl.lake.context import (
     tables_folder,
 )
 from gazette_platform.cli.output import NONE, note, print_table, print_text, printable
+from gazette_platform.cli.program import EXIT_FAILED
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError
 from gazette_platform.hive import MetastoreClient, MetastoreSession

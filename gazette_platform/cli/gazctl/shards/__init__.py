@@ -14,9 +14,9 @@ app = noun(
     connect_shards,
     __name__,
     {
-        "list": "list:list_shards",
-        "apply": "apply:apply",
-        "edit": "apply:edit",
+        "list": "specs:list_shards",
+        "apply": "specs:apply",
+        "edit": "specs:edit",
         "prune": "recovery:prune",
         "recover": "recovery:recover",
         "unassign": "recovery:unassign",

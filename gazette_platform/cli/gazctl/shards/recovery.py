@@ -27,7 +27,7 @@ from gazette_platform.errors import (
     StoreError,
     ValidationError,
 )
-from gazette_platform.fragment.upkeep import StoredFragment
+from gazette_platform.fragment.cover_set import StoredFragment
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import Fragment, SuspendLevel

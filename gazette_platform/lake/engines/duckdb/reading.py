@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.client.read.direct import stream_of
+from gazette_platform.client.read.store_reader import stream_of
 from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.errors import DataError, LakeError, ObjectNotFound, StoreError
 from gazette_platform.lake.spec.layout import directory_of
 from gazette_platform.message.framing import FRAME_BYTES_MAX
-from gazette_platform.ops.closing import Aclosing
+from gazette_platform.ops.tasks import Aclosing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

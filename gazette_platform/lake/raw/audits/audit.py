@@ -24,7 +24,7 @@ from gazette_platform.lake.reading.findings import Finding
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import directory_of, home_directory, is_aside
 from gazette_platform.protocol import parse_fragment_path
-from gazette_platform.protocol.ranges import gaps_between
+from gazette_platform.protocol.offsets import gaps_between
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -19,7 +19,7 @@ from gazette_platform.lake.raw.planning import JournalCursor, bounded
 from gazette_platform.lake.raw.tables import is_current, text_columns
 from gazette_platform.lake.reading.source import all_fragments
 from gazette_platform.lake.spec.layout import is_aside
-from gazette_platform.protocol.ranges import subtract_ranges
+from gazette_platform.protocol.offsets import subtract_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,7 +12,7 @@ held. It ends, and is split, only where a message ends:
 Each byte has one holder, however fragments overlap (`client.read.extents`). Bytes that no broker or store holds are a *hole*: the
 range ends before it, and the plan reports it. A run passes over it only if a person gives it up.
 
-An offset is of one journal (`protocol.identity`). If another one has its name now, nothing of that is read until a person
+An offset is of one journal (`protocol.offsets`). If another one has its name now, nothing of that is read until a person
 says where to begin; `decided` keeps that in the state, so that it does not pass when the new journal has grown.
 
 Who is served when there is more than a run may read: in rounds, one task of each journal in each round, those first
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.errors import OffsetJump, ValidationError
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.protocol import DOUBTED, is_another, learned
-from gazette_platform.protocol.ranges import merge_ranges
+from gazette_platform.protocol.offsets import merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import FragmentListing
     from gazette_platform.client.read.extents import Extent, JournalSnapshot
     from gazette_platform.lake.typed.planning.state import TypedState
-    from gazette_platform.protocol.ranges import Range
+    from gazette_platform.protocol.offsets import Range
 
 
 @final

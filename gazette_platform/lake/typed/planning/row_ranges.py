@@ -17,7 +17,7 @@ from pyiceberg.types import LongType
 
 from gazette_platform.lake.spec.layout import Layout, PartitionColumn, home_directory
 from gazette_platform.lake.spec.table_spec import Partition
-from gazette_platform.protocol.ranges import merge_ranges
+from gazette_platform.protocol.offsets import merge_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

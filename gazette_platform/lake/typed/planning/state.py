@@ -96,7 +96,7 @@ class JournalState:
     producers: Mapping[bytes, Producer] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     created: int = 0
-    """Which journal `offset` belongs to; see `protocol.identity`."""
+    """Which journal `offset` belongs to; see `protocol.offsets`."""
     shared_to: int = 0
     """Rows of a former journal of this name have offsets below this one, too. No backfill looks there."""
 

@@ -24,8 +24,7 @@ from gazette_platform.lake.typed.rows.records import (
     record_columns,
     record_fields,
 )
-from gazette_platform.message.framing import FRAME_BYTES_MAX
-from gazette_platform.message.json_lines import JsonUuids
+from gazette_platform.message.framing import FRAME_BYTES_MAX, JsonUuids
 from gazette_platform.message.uuid import parse_uuid_column
 
 if TYPE_CHECKING:
