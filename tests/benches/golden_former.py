@@ -35,7 +35,6 @@ from typing import Final
 
 import fastavro
 from dagster_instances import new_instance
-from gazette_platform.ops.durations import SECOND_NS
 from pyiceberg.catalog.sql import SqlCatalog
 from sensor_platform import SensorPlatform, line
 from thrift.protocol.TJSONProtocol import TJSONProtocolFactory
@@ -56,6 +55,7 @@ from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import Flags, build_uuid
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.platform import tools
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
