@@ -93,7 +93,7 @@ async def test_an_append_is_one_trace_through_brokers_and_peers(local_brokers, s
     assert max(one.attributes["gazette.end"] for one in named(spans, "persist")) == 6
 
 
-async def test_a_typed_run_tells_its_steps(local_brokers, spans, tmp_path):
+async def test_a_typed_run_has_a_span_for_each_step(local_brokers, spans, tmp_path):
     broker = await local_brokers.start()
     config = ClientConfig(address=broker.endpoint, file_root=local_brokers.fragments)
     async with AsyncClient(config) as client:
