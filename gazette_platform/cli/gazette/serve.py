@@ -25,6 +25,7 @@ from gazette_platform.cli.options import (
     with_options,
 )
 from gazette_platform.cli.program import render_ini, run, set_up_logging
+from gazette_platform.cli.start import leave
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.process import settle_memory, tune_malloc, usable_cores
 from gazette_platform.serving.config import random_id
@@ -67,6 +68,12 @@ SERVE_OPTIONS = (
         list,
         "Host name that HTTP requests may use, besides --broker.host, --broker.advertise and the names of the "
         "machine; * for any. Checked if neither tokens nor TLS are on. Repeatable.",
+    ),
+    BROKER_OPTIONS.own("no-console", bool, "Serve no console (/console on the HTTP port)."),
+    BROKER_OPTIONS.own(
+        "console-consumer",
+        list,
+        "Address of a consumer, as http://host:port, whose shards the console shows. Repeatable.",
     ),
     BROKER_OPTIONS.own("file-root", Path, "Folder that roots file:// stores; must exist."),
     BROKER_OPTIONS.own("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
@@ -184,6 +191,7 @@ def _run_broker(config: BrokerConfig, line: SupervisorLine | None = None) -> Non
     Raises: GazetteError: it could not start, or could not go on; the message says why.
     """
     from gazette_platform.broker.serve import Broker  # noqa: PLC0415  help and errors come at once
+    from gazette_platform.console import add_console  # noqa: PLC0415
     from gazette_platform.serving.process import run_server  # noqa: PLC0415
 
     def settle(broker: Broker) -> None:
@@ -193,7 +201,12 @@ def _run_broker(config: BrokerConfig, line: SupervisorLine | None = None) -> Non
             line.serves(broker.metrics.exposition)
 
     tune_malloc()
-    run_server(lambda: Broker(config), flag="broker.drain-timeout", on_start=settle, overseer=line)
+    run_server(
+        lambda: Broker(config, add_console),
+        flag="broker.drain-timeout",
+        on_start=settle,
+        overseer=line,
+    )
 
 
 def _check_writable(folder: Path, option: str) -> None:
@@ -274,4 +287,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

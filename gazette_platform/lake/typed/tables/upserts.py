@@ -55,6 +55,7 @@ from gazette_platform.lake.iceberg.publishing import (
 from gazette_platform.lake.typed.iceberg_types import spec_type
 from gazette_platform.lake.typed.tables.stored_rows import TableHistory
 from gazette_platform.lake.typed.tables.writing import RowWriter, data_file_of
+from gazette_platform.ops import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -118,6 +119,7 @@ class Merger(Protocol):
         ...
 
 
+@tracing.span("gazette typed commit")
 def publish_upserts(
     handle: TableHandle,
     start: int | None,
