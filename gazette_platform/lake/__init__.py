@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.listing import SweepPoint
     from gazette_platform.lake.raw.planning import JournalCursor, Limits, RegistrationCursor
     from gazette_platform.lake.raw.pruning import Look, Shrinker
+    from gazette_platform.lake.raw.reconcile import Finding, FindingKind
     from gazette_platform.lake.raw.registration import JournalProgress, Registrar, TableReport
     from gazette_platform.lake.raw.repair import MovedFile, Repair, Repairer
     from gazette_platform.lake.raw.views import ensure_views, excluded_files
-    from gazette_platform.lake.reading.findings import Finding, FindingKind
     from gazette_platform.lake.reading.source import BrokerSource, FragmentSource, all_fragments
     from gazette_platform.lake.settings import LakeSettings
     from gazette_platform.lake.spec.folder import (

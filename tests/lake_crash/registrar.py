@@ -22,7 +22,7 @@ from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_c
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, load_table_specs
-from gazette_platform.lake.raw.catch_up import catch_up
+from gazette_platform.lake.raw.repair import catch_up
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import fragments_sensor
