@@ -22,7 +22,7 @@ expire by number as well as by age.
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from dagster import (
     AssetExecutionContext,
@@ -34,7 +34,6 @@ from dagster import (
     MaterializeResult,
     MetadataValue,
     OpExecutionContext,
-    RawMetadataValue,
     RetryPolicy,
     ScheduleDefinition,
     asset,
@@ -72,6 +71,9 @@ from gazette_platform.lake.typed.runs.amending import LATE_S
 from gazette_platform.lake.typed.tables.progress import OLDEST_AT, READ_BYTES, SECONDS
 from gazette_platform.lake.typed.tables.quarantine import settle_quarantine
 from gazette_platform.ops.clock import SystemClock
+
+if TYPE_CHECKING:
+    from dagster import RawMetadataValue
 
 ORPHANS_S: Final = 24 * 3600.0
 """Seconds for which unreferenced files are kept: longer than any run takes. The least that Spark allows."""
@@ -415,7 +417,7 @@ def _upkeep_engine(resources: Any, engine: UpkeepEngine) -> RollupEngine:
     return SparkEngine(resource.spark_session)
 
 
-def _upkeep_metadata(done: TypedMaintenance) -> dict[str, RawMetadataValue]:
+def _upkeep_metadata(done: TypedMaintenance) -> dict[str, "RawMetadataValue"]:
     """What was done, as numbers that Dagster plots."""
     metadata: dict[str, RawMetadataValue] = {
         **_of_table(done.table, ""),
@@ -430,7 +432,7 @@ def _upkeep_metadata(done: TypedMaintenance) -> dict[str, RawMetadataValue]:
     return metadata
 
 
-def _of_table(done: Upkeep, prefix: str) -> dict[str, RawMetadataValue]:
+def _of_table(done: Upkeep, prefix: str) -> dict[str, "RawMetadataValue"]:
     found: dict[str, RawMetadataValue] = {
         "files_before": done.files_before,
         "files": done.files,

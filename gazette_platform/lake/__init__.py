@@ -94,7 +94,7 @@ _HOMES = {
     "raw.accounts": "PartitionAccount",
     "raw.audits.audit": "Audit Auditor",
     "raw.views": "ensure_views excluded_files",
-    "reading.findings": "Finding FindingKind",
+    "raw.reconcile": "Finding FindingKind",
     "raw.audits.fit": "FitChecker json_columns missing_columns without_columns",
     "spec.layout": "Layout PartitionColumn StoreRoots partition_key",
     "raw.listing": "SweepPoint",
