@@ -20,8 +20,10 @@ CASES ?=
 CASE ?=
 OUTAGE_S ?= 600
 PROCESSES ?= 1,2
+PUBLISH ?=
+WITHOUT ?=
 
-.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs docs-site image clean
+.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs docs-site image release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -154,6 +156,9 @@ docs: $(STAMP) ## Run the snippets of docs/ against a live platform
 
 docs-site: $(STAMP) ## Build the site of the documentation into build/docs-site/html; broken links fail
 	tools/docs_site
+
+release: $(STAMP) ## Make dist/ of what is committed: wheel, sdist, bill of materials, charts, docs, image, checksums (PUBLISH=1 also commits the changelog, and tags; WITHOUT="image docs-site")
+	$(PY) tools/release.py $(if $(PUBLISH),--publish) $(if $(WITHOUT),--without $(WITHOUT))
 
 clean: ## Remove caches and build output (not .venv, not the downloads)
 	rm -rf build dist .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -28,8 +28,8 @@ from gazette_platform.consumer.recoverylog import CONTENT_TYPE
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.platform import tools
 from gazette_platform.protocol import FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.etcd import EtcdServer

@@ -27,8 +27,8 @@ from gazette_platform.consumer.cluster import ShardAssignment
 from gazette_platform.consumer.protocol import Checkpoint, ReplicaStatus, ShardSpec
 from gazette_platform.consumer.runtime.run import Run
 from gazette_platform.consumer.runtime.status import Readiness
-from gazette_platform.consumer.shard.transaction import BATCH_SIZE
 from gazette_platform.consumer.store import ShardStore
+from gazette_platform.consumer.transaction import BATCH_SIZE
 from gazette_platform.message import (
     Flags,
     JsonFraming,
@@ -38,7 +38,7 @@ from gazette_platform.message import (
     new_producer_id,
 )
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import ProcessId
 
 if TYPE_CHECKING:

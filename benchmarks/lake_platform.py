@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.platform.control import start_detached, stop_platform
 from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.platform.platform import (

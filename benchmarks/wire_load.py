@@ -33,7 +33,7 @@ from gazette_platform.protocol.content import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.h2.channel import Channel, Dialing
-from gazette_platform.serving.h2.limits import PEER_LIMITS
+from gazette_platform.serving.h2.frames import PEER_LIMITS
 from gazette_platform.serving.interface import Kind
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from gazette_platform.consumer.cluster import (
 )
 from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, Player, Recorder, pick_hints
-from gazette_platform.consumer.service.hints import fetch_hints, put_primary_hints, rotate_hints
+from gazette_platform.consumer.service.etcd_host import fetch_hints, put_primary_hints, rotate_hints
 from gazette_platform.consumer.store import JSONFileStore, ShardStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore
@@ -50,7 +50,7 @@ from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key
 from gazette_platform.message import Mapped, MessageClock, Publisher
 from gazette_platform.message.sequencer import ProducerState, SequencerCheckpoint
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,

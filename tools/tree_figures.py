@@ -54,7 +54,9 @@ def importers(known: Mapping[str, Module]) -> Mapping[str, set[str]]:
     for name, module in known.items():
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                # `from package import module` uses the module, and of the package nothing.
+                found_in = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [node.module] * (not known.keys() >= set(found_in)) + found_in
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             else:

@@ -29,8 +29,7 @@ from gazette_platform.allocator.solver import (
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import Compare, EtcdClient, EtcdRejected, Operation, TxnResult
 from gazette_platform.keyspace import AnyClusterState, KeySpace, member_key
-from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import Faults, backoff_s
 from gazette_platform.protocol import endpoint_host
 
 if TYPE_CHECKING:

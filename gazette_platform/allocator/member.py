@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 from gazette_platform.errors import EtcdError, TransactionFailed
 from gazette_platform.etcd import Compare, EtcdClient, Get, KeyValue, Lease, Put
 from gazette_platform.keyspace import encode_member_spec, member_key
-from gazette_platform.ops.retry import backoff_s, insist
+from gazette_platform.ops.faults import backoff_s, insist
 from gazette_platform.protocol import endpoint_host
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.spool.persister import Persister
     from gazette_platform.broker.store_guard import StoreGuard
     from gazette_platform.etcd import EtcdClient, Lease
-    from gazette_platform.fragment.refresh import FragmentLister
+    from gazette_platform.fragment.index import FragmentLister
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults

@@ -18,12 +18,12 @@ from gazette_platform.client.wire import Authorizer
 from gazette_platform.ops.network import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.protocol.auth import Capability
+from gazette_platform.serving.auth import http2_client_context
 from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_transport import GrpcChannel
 from gazette_platform.serving.h2.channel import Channel, Dialing
-from gazette_platform.serving.h2.limits import PEER_LIMITS
+from gazette_platform.serving.h2.frames import PEER_LIMITS
 from gazette_platform.serving.interface import Code, Condition, Kind, RpcFailed, go_spelling
-from gazette_platform.serving.tls import http2_client_context
 
 if TYPE_CHECKING:
     import asyncio

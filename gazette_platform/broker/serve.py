@@ -39,13 +39,12 @@ from gazette_platform.broker.spool.recovery import OtherHomes, say_homes
 from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient, Put
-from gazette_platform.fragment.refresh import FragmentLister
+from gazette_platform.fragment.index import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.faults import Faults, insist
 from gazette_platform.ops.network import HostGuard
 from gazette_platform.ops.process import give_back_when_idle
-from gazette_platform.ops.retry import insist
 from gazette_platform.ops.tasks import TaskGroup, run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.serving.auth import Authenticator

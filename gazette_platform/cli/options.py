@@ -15,7 +15,7 @@ import typer
 
 from gazette_platform.cli.commands import with_parameters
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import format_duration, parse_duration
 from gazette_platform.serving.config import ServerConfig, Wire
 

@@ -8,11 +8,8 @@ a reader is one seamless stream over brokers, fragments and broken connections. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from gazette_platform.client.async_client import AsyncClient, JournalWatch
 from gazette_platform.client.config import ClientConfig
-from gazette_platform.client.read.direct import read_fragment
 from gazette_platform.client.read.reader import Reader
 from gazette_platform.client.read.records import (
     JsonReader,
@@ -21,6 +18,7 @@ from gazette_platform.client.read.records import (
     lines,
     split_lines,
 )
+from gazette_platform.client.read.store_reader import StoreReader, read_fragment, read_store
 from gazette_platform.client.results import (
     AppendResult,
     AwaitedBroker,
@@ -50,9 +48,6 @@ from gazette_platform.client.write.writers import (
     RecordWriter,
 )
 from gazette_platform.protocol import JournalChange as Change
-
-if TYPE_CHECKING:
-    from gazette_platform.client.read.store_reader import StoreReader, read_store
 
 __all__ = [
     "AppendOptions",
@@ -92,14 +87,3 @@ __all__ = [
     "read_store",
     "split_lines",
 ]
-
-
-if not TYPE_CHECKING:  # else any name would exist
-
-    def __getattr__(name: str) -> Any:
-        # They bring the stores and the index of brokers along, which most users never read from.
-        if name not in ("StoreReader", "read_store"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from gazette_platform.client.read import store_reader  # noqa: PLC0415
-
-        return getattr(store_reader, name)

@@ -38,8 +38,7 @@ from gazette_platform.errors import (
     WrongAppendOffset,
 )
 from gazette_platform.ops.clock import Clock, SystemClock
-from gazette_platform.ops.closing import AsyncClosing
-from gazette_platform.ops.tasks import TaskGroup, side_by_side
+from gazette_platform.ops.tasks import AsyncClosing, TaskGroup, side_by_side
 from gazette_platform.protocol import (
     AppendSuspend,
     JournalChange,

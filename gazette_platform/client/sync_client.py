@@ -20,13 +20,12 @@ from typing_extensions import override
 from gazette_platform.client.async_client import (
     AsyncClient,
 )
-from gazette_platform.client.loop_thread import LoopThread, next_or_none
 from gazette_platform.client.read.reader import Reader
 from gazette_platform.client.read.records import LINE_BYTES_MAX, JsonReader, LineReader
 from gazette_platform.client.write.append import ContentSource, iter_is_fresh
 from gazette_platform.client.write.sync_writers import SyncAppendService, SyncAppendWriter
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.closing import Closing
+from gazette_platform.ops.tasks import Closing, LoopThread, next_or_none
 from gazette_platform.protocol import AppendSuspend, LabelSelector, LabelSet
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from gazette_platform.errors import (
     TransportError,
     ValidationError,
 )
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.lru import Lru
-from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import Header, strip_meta
 from gazette_platform.serving.interface import Condition, Kind, RpcFailed
 

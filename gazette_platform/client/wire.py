@@ -31,8 +31,9 @@ from gazette_platform.protocol import (
     strip_meta,
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
+from gazette_platform.serving.auth import TlsMaterial, http2_client_context
 from gazette_platform.serving.h2.channel import Channel, Dialing
-from gazette_platform.serving.h2.limits import CLIENT_LIMITS
+from gazette_platform.serving.h2.frames import CLIENT_LIMITS
 from gazette_platform.serving.interface import (
     ASK_AGAIN,
     ASK_ANOTHER,
@@ -49,7 +50,6 @@ from gazette_platform.serving.interface import (
     brief_details,
 )
 from gazette_platform.serving.sockets import proxy_for
-from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 
 if TYPE_CHECKING:
     import ssl

@@ -5,7 +5,7 @@ which consumes), hot standby (a replica that follows the recovery log), transact
 Promise: the state of a shard and what it publishes reflect each committed message exactly once, whatever crashes.
 Cost: one commit of the store and one append for each output journal per transaction. Messages are handled in batches.
 
-Users write an `application`, which changes a `store` and publishes. `shard` and `recoverylog` decide, without I/O;
+Users write an `application`, which changes a `store` and publishes. `transaction` and `recoverylog` decide, without I/O;
 `runtime` runs one replica; `service` answers who serves a shard; `process` is one member of a group; `cluster` is what
-etcd holds; `protocol` has the messages; `client` calls a group. Users' programs begin at `gazette_platform.app`.
+etcd holds, and what follows from it; `protocol` has the messages; `client` calls a group. Users' programs begin at `gazette_platform.app`.
 """

@@ -23,8 +23,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar, final
 
-from gazette_platform.consumer.shard.transaction import Progress
 from gazette_platform.consumer.store import ShardStore
+from gazette_platform.consumer.transaction import Progress
 from gazette_platform.errors import ApplicationFailed, ValidationError
 from gazette_platform.message import (
     AckIntent,

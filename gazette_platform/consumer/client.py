@@ -23,8 +23,7 @@ from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints
 from gazette_platform.errors import ValidationError, status_error
 from gazette_platform.message import framing_of_labels
 from gazette_platform.ops.clock import Clock, SystemClock
-from gazette_platform.ops.closing import AsyncClosing
-from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.tasks import AsyncClosing, TaskGroup
 from gazette_platform.protocol import Header, Label, LabelSelector, LabelSet, Route, strip_meta
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import consumer_pb2 as pb

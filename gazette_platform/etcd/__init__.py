@@ -9,7 +9,6 @@ been applied, so writers compare revisions in a transaction.
 from __future__ import annotations
 
 from gazette_platform.etcd.client import TXN_OPS_MAX, EtcdClient, Lease, Watch
-from gazette_platform.etcd.connection import EtcdTls, parse_endpoint
 from gazette_platform.etcd.wire import (
     Compacted,
     Compare,
@@ -17,6 +16,7 @@ from gazette_platform.etcd.wire import (
     Delete,
     EtcdFull,
     EtcdRejected,
+    EtcdTls,
     Event,
     Get,
     KeyValue,
@@ -27,6 +27,7 @@ from gazette_platform.etcd.wire import (
     ServerStatus,
     TxnResult,
     WatchBatch,
+    parse_endpoint,
 )
 
 __all__ = [

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from gazette_platform.errors import EtcdError, LeaseLost, ValidationError
 from gazette_platform.etcd import wire
-from gazette_platform.etcd.connection import Connection, EtcdTls
 from gazette_platform.etcd.wire import (
     Compacted,
     Compare,
+    Connection,
     Delete,
     EtcdFull,
     EtcdRejected,
+    EtcdTls,
     Event,
     KeyValue,
     Operation,

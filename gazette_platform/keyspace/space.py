@@ -30,8 +30,7 @@ from gazette_platform.etcd import (
 )
 from gazette_platform.keyspace.keys import validate_prefix
 from gazette_platform.ops.clock import Clock, SystemClock
-from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import Faults, backoff_s
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import EtcdHeader
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
-from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.errors import DataError, Desynchronized, ValidationError
 from gazette_platform.message.arrow_parsers import arrow_parser
 from gazette_platform.message.content_types import framing_of_labels
@@ -18,8 +17,8 @@ from gazette_platform.message.many import JournalSpan, Nothing, Until, select_sp
 from gazette_platform.message.reading import read_committed
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.message.uuid import Flags, UuidParts
-from gazette_platform.ops.closing import Aclosing, Closing
 from gazette_platform.ops.extras import required
+from gazette_platform.ops.tasks import Aclosing, Closing, next_or_none
 from gazette_platform.protocol import join_created
 
 if TYPE_CHECKING:

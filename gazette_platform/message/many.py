@@ -17,7 +17,7 @@ from gazette_platform.message.reading import (
     read_committed,
     read_uncommitted,
 )
-from gazette_platform.ops.closing import Aclosing
+from gazette_platform.ops.tasks import Aclosing
 from gazette_platform.protocol import learned, require_same, split_created
 
 if TYPE_CHECKING:

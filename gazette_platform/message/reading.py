@@ -12,13 +12,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, final
 
-from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.errors import DataError, Desynchronized, OffsetJump
 from gazette_platform.message.content_types import framing_of_labels
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.sequencer import RING_SIZE, Envelope, ReplayRange, Sequencer
 from gazette_platform.message.uuid import clock_of
-from gazette_platform.ops.closing import Aclosing, Closing
+from gazette_platform.ops.tasks import Aclosing, Closing, next_or_none
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,28 +1,34 @@
-"""Concurrency within one event loop: owned tasks, bounded fan-out, threads, fair turns.
+"""Concurrency within one event loop: owned tasks, bounded fan-out, threads, fair turns; and loops for synchronous callers.
 
 Every task belongs to a `TaskGroup`, so a failure surfaces and a shutdown ends it. `side_by_side` asks
 one question of many subjects, a few at a time. `run_in` moves a blocking call to a pool of threads and
 outlasts cancellation, because a thread cannot be stopped half-way through a file. `Turns` keeps long
-computations from holding up calls that take microseconds.
+computations from holding up calls that take microseconds. `Closing` and `Aclosing` close themselves when they are left, however that is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
+import os
+import threading
+import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar, final
 from weakref import WeakKeyDictionary
 
-from gazette_platform.errors import GazetteError
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.errors import GazetteError, ValidationError
+from gazette_platform.ops.faults import backoff_s
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
     from concurrent.futures import Executor
+    from types import TracebackType
 
     from gazette_platform.ops.faults import Faults
+
 
 _T = TypeVar("_T")
 
@@ -336,3 +342,151 @@ class _Queue:
 
 
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
+
+
+class _HasClose(Protocol):
+    def close(self) -> None: ...
+
+
+class _HasAsyncClose(Protocol):
+    async def close(self) -> None: ...
+
+
+class _HasAclose(Protocol):
+    async def aclose(self) -> None: ...
+
+
+class Closing:
+    """Of a class that has `close`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self: _HasClose,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncClosing:
+    """Of a class whose `close` is a coroutine."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self: _HasAsyncClose,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Aclosing:
+    """Of a class that has `aclose`, as iterators are closed."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self: _HasAclose,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+_JOIN_TIMEOUT_S = 10.0
+
+
+@final
+class LoopThread:
+    """Runs coroutines for any number of threads. In a forked child it is closed: make it after the fork.
+
+    Attributes:
+        closed_why: the reason for callers, once it is closed.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.closed_why = "is closed"
+        import uvloop  # noqa: PLC0415  most users of this module have a loop already
+
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._is_closed = False
+        self._posting = threading.Lock()
+        self._thread.start()
+        _all.add(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run `coro` on the loop and wait for it; an interrupt of the caller cancels it.
+
+        Raises: what `coro` raises. ValidationError: closed, or called on the loop itself.
+        """
+        if self._is_closed or threading.current_thread() is self._thread:
+            coro.close()
+            state = self.closed_why if self._is_closed else "cannot wait for its own event loop"
+            raise ValidationError(f"the client {state}")
+        future = asyncio.run_coroutine_threadsafe(coro, self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise ValidationError("the client was closed during the call") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def post(self, callback: Callable[..., object], *args: object) -> bool:
+        """Call `callback` on the loop, some time. Returns: False, after `close`: it is not called."""
+        if self._is_closed:
+            return False
+        with self._posting:  # so that what is posted comes before the loop is stopped
+            if not self._is_closed:
+                self._loop.call_soon_threadsafe(callback, *args)
+            return not self._is_closed
+
+    def close(self) -> None:
+        """Stop the loop and its thread. What still runs on it is abandoned."""
+        if self._is_closed:
+            return
+        with self._posting:
+            self._is_closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_JOIN_TIMEOUT_S)
+
+
+_all: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In the child of a fork, where the threads of its parent do not run."""
+    for loop in _all:
+        loop._is_closed = True  # noqa: SLF001  ours
+        loop.closed_why = "does not work in a fork of its process: make one after the fork"
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+async def next_or_none(source: AsyncIterator[T]) -> T | None:
+    """The next of `source`, which gives no None; None at its end. For `LoopThread.run`."""
+    return await anext(source, None)

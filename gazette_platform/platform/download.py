@@ -30,7 +30,7 @@ from rich.progress import (
 )
 
 from gazette_platform.errors import SetupError
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.platform.component import Jvm
 from gazette_platform.platform.layout import pyspark_jars
 

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Protocol, final
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.faults import RESTART_STEPS_S, Restarts
 from gazette_platform.ops.process import ProcessId
-from gazette_platform.ops.retry import RESTART_STEPS_S, Restarts
 from gazette_platform.platform.component import (
     HOST,
     Child,

@@ -11,7 +11,7 @@ Gazette's, because its clients and tools match them.
 
 from __future__ import annotations
 
-from gazette_platform.ops.durations import format_duration, parse_duration
+from gazette_platform.ops.text import format_duration, parse_duration
 from gazette_platform.protocol.enums import (
     AppendSuspend,
     CompressionCodec,

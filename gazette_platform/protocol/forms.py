@@ -18,7 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from gazette_platform.ops.durations import SECOND_NS, duration_from_pb
+from gazette_platform.ops.text import SECOND_NS, duration_from_pb
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from gazette_platform.gotemplate import GoObject, Method, NamedInt, Template
-from gazette_platform.ops.durations import SECOND_NS, format_duration
+from gazette_platform.ops.text import SECOND_NS, format_duration
 from gazette_platform.protocol.enums import CompressionCodec, JournalFlag, SuspendLevel
 from gazette_platform.protocol.fragments import Fragment
 from gazette_platform.protocol.labels import EMPTY_LABELS, LabelSet

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.durations import duration_from_pb, format_duration
+from gazette_platform.ops.text import duration_from_pb, format_duration
 from gazette_platform.protocol.enums import AppendSuspend, CompressionCodec, Status
 from gazette_platform.protocol.fragments import Fragment
 from gazette_platform.protocol.labels import EMPTY_LABELS, LabelSelector, LabelSet

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.durations import (
+from gazette_platform.ops.text import (
     HOUR_NS,
     MINUTE_NS,
     SECOND_NS,

@@ -15,7 +15,7 @@ from gazette_platform.keyspace import validate_prefix
 from gazette_platform.ops.network import host_name
 from gazette_platform.protocol import endpoint_grpc_address, validate_token
 from gazette_platform.protocol.auth import KeyRing
-from gazette_platform.serving.tls import TlsFiles
+from gazette_platform.serving.auth import TlsFiles
 
 if TYPE_CHECKING:
     import random

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from gazette_platform.serving.auth import TlsMaterial
     from gazette_platform.serving.calls import CallMetrics, MethodMetrics
     from gazette_platform.serving.interface import (
         BidiStream,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
         ServerStream,
         Unary,
     )
-    from gazette_platform.serving.tls import TlsMaterial
 
 # Seconds. Callers may be far away, and their content may be on its way for long. But once their
 # machine is gone, they must not hold calls, spools and memory for ever.

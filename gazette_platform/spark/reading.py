@@ -15,7 +15,6 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql.datasource import InputPartition
 
 from gazette_platform.client import Client
-from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.client.read.extents import Extent, snapshot_of
 from gazette_platform.errors import DataError, Desynchronized, OffsetJump, ValidationError
 from gazette_platform.lake.reading.extent_content import BLOCK_BYTES, LineBlocks, pieces_of
@@ -25,7 +24,7 @@ from gazette_platform.message.framing import FIXED_HEADER, FIXED_MAGIC, FRAME_BY
 from gazette_platform.message.reading import read_committed
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.message.uuid import NO_UUID, Flags, UuidParts, build_uuid
-from gazette_platform.ops.tasks import side_by_side
+from gazette_platform.ops.tasks import next_or_none, side_by_side
 from gazette_platform.protocol import require_same
 from gazette_platform.spark.frames import JsonFrames
 from gazette_platform.spark.records import FIXED, JSON, TEXTS, Block, Records

@@ -9,8 +9,14 @@ Guarantee: when `FragmentStore.put` returns, the object survives a crash of the 
 
 from __future__ import annotations
 
-from gazette_platform.stores.health import clock_probe, delete_probe, health_check
-from gazette_platform.stores.interface import FragmentStore, ServerSideStore, StoredObject
+from gazette_platform.stores.interface import (
+    FragmentStore,
+    ServerSideStore,
+    StoredObject,
+    clock_probe,
+    delete_probe,
+    health_check,
+)
 from gazette_platform.stores.registry import ActiveStore, StoreHealth, StoreRegistry, open_store
 
 __all__ = [

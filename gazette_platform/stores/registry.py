@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Final, final
 from prometheus_client import Counter, Gauge, Histogram
 
 from gazette_platform.errors import StoreError, StoreUnavailable
-from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import Faults, backoff_s
 from gazette_platform.protocol import StoreUrl, parse_store_url
 from gazette_platform.stores.fs import FileStore
-from gazette_platform.stores.health import health_check
-from gazette_platform.stores.interface import PIECE_BYTES
+from gazette_platform.stores.interface import PIECE_BYTES, health_check
 from gazette_platform.stores.webhdfs import WebHdfsStore
 
 if TYPE_CHECKING:

@@ -249,7 +249,7 @@ class BrokerServer(ServerProcess):
     Attributes:
         fragments: folder of the store.
         spool: folder of its spools and temporary files.
-        flags: may be changed before `start`.
+        flags, program: may be changed before `start`.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class BrokerServer(ServerProcess):
         self.id = broker_id
         self.zone = zone
         self._lease_s = lease_s
-        self._program = program or (sys.executable, "-m", "gazette_platform.cli.gazette")
+        self.program = tuple(program) or (sys.executable, "-m", "gazette_platform.cli.gazette")
 
     @override
     def start(self, *, timeout_s: float = 30.0) -> None:
@@ -285,7 +285,7 @@ class BrokerServer(ServerProcess):
         self.fragments.mkdir(parents=True, exist_ok=True)
         self.spool.mkdir(parents=True, exist_ok=True)
         command = [
-            *self._program,
+            *self.program,
             "serve",
             f"--broker.id={self.id}",
             f"--broker.zone={self.zone}",
@@ -327,7 +327,7 @@ class ConsumerServer(ServerProcess):
 
     Attributes:
         files: folder of the files of its shards.
-        flags: may be changed before `start`.
+        flags, program: may be changed before `start`.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class ConsumerServer(ServerProcess):
         self.flags = tuple(flags)
         self.id = consumer_id
         self.zone = zone
-        self._program = tuple(program)
+        self.program = tuple(program)
         self._etcd = etcd
         self._prefix = prefix
         self._broker = broker
@@ -364,7 +364,7 @@ class ConsumerServer(ServerProcess):
         """
         self.files.mkdir(parents=True, exist_ok=True)
         command = [
-            *self._program,
+            *self.program,
             "serve",
             f"--consumer.id={self.id}",
             f"--consumer.zone={self.zone}",

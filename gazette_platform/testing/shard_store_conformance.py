@@ -35,7 +35,7 @@ from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player
 from gazette_platform.errors import Fenced, GazetteError
 from gazette_platform.message import AckIntent
 from gazette_platform.message.sequencer import ProducerState, SequencerCheckpoint
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import patient
 

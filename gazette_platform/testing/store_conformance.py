@@ -18,7 +18,7 @@ import pytest
 
 from gazette_platform.errors import DataError, ObjectNotFound, StoreError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.stores.health import clock_probe, delete_probe, health_check, put_bytes
+from gazette_platform.stores.interface import clock_probe, delete_probe, health_check, put_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

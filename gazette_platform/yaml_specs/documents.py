@@ -18,7 +18,7 @@ import yaml
 from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.durations import parse_duration
+from gazette_platform.ops.text import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.durations import format_duration
+from gazette_platform.ops.text import format_duration
 from gazette_platform.protocol.enums import CompressionCodec, JournalFlag, SuspendLevel
 from gazette_platform.protocol.labels import EMPTY_LABELS, LabelSet
 from gazette_platform.protocol.names import check_field, conflicting_prefix, validate_journal_name

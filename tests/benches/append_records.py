@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,

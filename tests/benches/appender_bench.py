@@ -15,9 +15,9 @@ from gazette_platform.broker.spool.journal_spool import JournalSpool
 from gazette_platform.errors import EtcdError
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     EtcdHeader,

@@ -16,7 +16,7 @@ from h2_server_bench import SERVICE, Bench, Echo
 
 from gazette_platform.ops.process import resident_bytes
 from gazette_platform.serving.h2.channel import Channel, Dialing
-from gazette_platform.serving.h2.limits import LIMITS, PEER_LIMITS
+from gazette_platform.serving.h2.frames import LIMITS, PEER_LIMITS
 from gazette_platform.serving.interface import Kind, Rpc
 from gazette_platform.testing.waiting import eventually
 

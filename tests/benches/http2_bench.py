@@ -11,13 +11,13 @@ from gazette_platform.serving.h2.frames import (
     END_STREAM,
     GOAWAY,
     HEADERS,
+    LIMITS,
     PREFACE,
     RST_STREAM,
     SETTINGS,
     frame,
 )
 from gazette_platform.serving.h2.hpack import literal
-from gazette_platform.serving.h2.limits import LIMITS
 from gazette_platform.serving.h2.server_machine import Machine, Requests
 from gazette_platform.serving.h2.stream import Stream
 

@@ -18,7 +18,7 @@ from grpc_core_bench import GrpcBench
 from h2_server_bench import Bench
 
 from gazette_platform.platform import tools
-from gazette_platform.serving.tls import TlsMaterial
+from gazette_platform.serving.auth import TlsMaterial
 from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.waiting import patient
 

@@ -12,7 +12,7 @@ from gazette_platform.codecs import compressor
 from gazette_platform.errors import JournalNotFound
 from gazette_platform.hive import MetastoreSession, partition_name
 from gazette_platform.hive.thrift import ttypes
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,

@@ -31,8 +31,8 @@ from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.reading.storage import HIDDEN
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.extras import required
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.platform.component import choose_ports
 from gazette_platform.protocol import Fragment, parse_fragment_path
 from tests.benches.lake_bench import MemoryMetastore

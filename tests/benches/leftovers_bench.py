@@ -19,7 +19,7 @@ from gazette_platform.broker.spool.home import Owner, SpoolHome, free_homes
 from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.broker.spool.persister import Persister
 from gazette_platform.broker.spool.recovery import SET_ASIDE, OtherHomes, recover
-from gazette_platform.fragment.refresh import FragmentLister
+from gazette_platform.fragment.index import FragmentLister
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.protocol import (

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from gazette_platform.broker.spool.files import CompletedSpool, CompressedForm, SpoolFile
 from gazette_platform.broker.spool.persister import Persister
-from gazette_platform.fragment.refresh import FragmentLister
+from gazette_platform.fragment.index import FragmentLister
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.protocol import (

@@ -14,9 +14,11 @@ from gazette_platform.client import ClientConfig
 from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.cluster import (
     ConsumerState,
+    LocalStep,
     encode_consumer_spec,
     encode_replica_status,
     encode_shard_spec,
+    local_step,
 )
 from gazette_platform.consumer.protocol import (
     ConsumerSpec,
@@ -27,15 +29,14 @@ from gazette_platform.consumer.protocol import (
 from gazette_platform.consumer.service.peers import ConsumerPeers
 from gazette_platform.consumer.service.resolver import ShardResolver
 from gazette_platform.consumer.service.shard_api import ShardApi, ShardService
-from gazette_platform.consumer.shard.assignments import LocalStep, local_step
-from gazette_platform.consumer.shard.transaction import Progress
+from gazette_platform.consumer.transaction import Progress
 from gazette_platform.errors import ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key, member_key
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import LabelSet, ProcessId
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.calls import CallMetrics, Tallies

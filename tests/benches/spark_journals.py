@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gazette_platform import Change
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import wait_until
 

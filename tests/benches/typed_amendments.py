@@ -19,7 +19,7 @@ from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.lake.typed.tables.quarantine import count_rows
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from tests.typed_crash.messages import JournalLog, Writer
 

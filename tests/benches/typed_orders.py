@@ -22,7 +22,7 @@ from gazette_platform.message import (
     build_uuid,
     new_producer_id,
 )
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 
 OUT = Flags.OUTSIDE_TXN

@@ -14,7 +14,7 @@ from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import build_uuid
 from gazette_platform.message.uuid import Flags
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
 __all__ = ["SPEC", "Shop", "record", "typed_spec"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gazette_platform.serving import grpc_transport
-from gazette_platform.serving.h2 import limits
+from gazette_platform.serving.h2 import frames
 from gazette_platform.serving.h2.server import H2Server
 
 
@@ -23,5 +23,5 @@ def limit_pings(monkeypatch, *, every_s, timeout_s):
     """Let brokers that are yet to start ping silent callers sooner."""
     monkeypatch.setattr(grpc_transport, "_PING_EVERY_S", every_s)
     monkeypatch.setattr(grpc_transport, "_PING_TIMEOUT_S", timeout_s)
-    changed = replace(limits.LIMITS, ping_every_s=every_s, ping_timeout_s=timeout_s)
-    monkeypatch.setattr(limits, "LIMITS", changed)
+    changed = replace(frames.LIMITS, ping_every_s=every_s, ping_timeout_s=timeout_s)
+    monkeypatch.setattr(frames, "LIMITS", changed)

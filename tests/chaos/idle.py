@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import OutcomeUnknown, RegisterMismatch
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,

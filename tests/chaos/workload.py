@@ -19,8 +19,8 @@ from gazette_platform.errors import (
     SetupError,
     Suspended,
 )
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,

@@ -21,7 +21,7 @@ from gazette_platform.consumer.protocol import ReplicaCode, ShardChange, ShardSo
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE
 from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.platform.component import choose_ports
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import eventually, pass_time, patient, stays, wait_until

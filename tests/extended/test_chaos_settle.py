@@ -9,7 +9,7 @@ import pytest
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import FragmentStoreUnhealthy, SetupError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.servers import BrokerServer

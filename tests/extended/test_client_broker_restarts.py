@@ -12,7 +12,7 @@ from gazette_platform.client import (
 from gazette_platform.errors import (
     TransportError,
 )
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,

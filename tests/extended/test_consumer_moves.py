@@ -13,7 +13,7 @@ from gazette_platform.consumer.protocol import ReplicaCode, ShardChange, ShardSo
 from gazette_platform.consumer.store import JSONFileStore, SQLStore, create_tables, sql_engine
 from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]

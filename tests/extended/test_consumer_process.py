@@ -20,7 +20,7 @@ from gazette_platform.consumer.store.sqlite import SQLiteStore
 from gazette_platform.errors import ApplicationFailed, GazetteError, StoreUnavailable
 from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet, Route
 from gazette_platform.testing.waiting import eventually
 

@@ -11,7 +11,7 @@ from gazette_platform.cli.gazctl.journals import prune as pruning
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import OffsetJump
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.stores.fs import FileStore
 from gazette_platform.testing.local import store_fragment

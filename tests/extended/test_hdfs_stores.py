@@ -23,7 +23,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.stores import open_store
-from gazette_platform.stores.health import put_bytes
+from gazette_platform.stores.interface import put_bytes
 from gazette_platform.testing.store_conformance import StoreConformance, listing, read_all
 from gazette_platform.testing.waiting import pass_time
 

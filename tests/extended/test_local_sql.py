@@ -23,7 +23,7 @@ from gazette_platform.cli.gazctl import main
 from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec.table_spec import parse_table_spec
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
 from gazette_platform.testing.servers import BrokerServer
 

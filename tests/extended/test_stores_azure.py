@@ -13,7 +13,7 @@ from stored_journal import persist_and_restart
 
 from gazette_platform.errors import AccessDenied, StoreUnavailable
 from gazette_platform.stores import health_check
-from gazette_platform.stores.health import put_bytes
+from gazette_platform.stores.interface import put_bytes
 from gazette_platform.testing.store_conformance import StoreConformance, listing, read_all
 
 # The first test may install the server.

@@ -20,7 +20,7 @@ from token_authority import token_authority
 
 from gazette_platform.errors import AccessDenied, StoreUnavailable
 from gazette_platform.stores import health_check
-from gazette_platform.stores.health import put_bytes
+from gazette_platform.stores.interface import put_bytes
 from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.store_conformance import StoreConformance, listing, read_all
 from gazette_platform.testing.waiting import eventually

@@ -29,7 +29,7 @@ from gazette_platform.errors import AccessDenied, ObjectNotFound, StoreUnavailab
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.stores import gcs as gcs_bucket, health_check
-from gazette_platform.stores.health import put_bytes
+from gazette_platform.stores.interface import put_bytes
 from gazette_platform.testing.store_conformance import StoreConformance, listing, read_all
 from gazette_platform.testing.waiting import eventually, patient
 

@@ -19,7 +19,7 @@ from gazette_platform.errors import AccessDenied, DataError, StoreUnavailable, V
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.stores import health_check, s3
-from gazette_platform.stores.health import put_bytes
+from gazette_platform.stores.interface import put_bytes
 from gazette_platform.testing.local import append, read_all as read_journal
 from gazette_platform.testing.store_conformance import StoreConformance, listing, read_all
 from gazette_platform.testing.waiting import eventually, pass_time, patient, stays

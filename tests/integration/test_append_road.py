@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gazette_platform import broker as broker_package
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalFlag, JournalSpec
 from gazette_platform.protocol.content import COMMIT_MARKER, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb

@@ -9,7 +9,7 @@ import pytest
 from wire_limits import limit_stalls
 
 from gazette_platform.errors import AccessDenied
-from gazette_platform.fragment import refresh
+from gazette_platform.fragment import index
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
@@ -106,7 +106,7 @@ async def test_aa15_an_unusable_store(cluster):
 
 async def test_a_second_store_that_cannot_be_listed(cluster, broker, stub, monkeypatch):
     """What the journal holds is not known then; appends waited for that without an end, or a word."""
-    monkeypatch.setattr(refresh, "_FAILING_S", 1.0)
+    monkeypatch.setattr(index, "_FAILING_S", 1.0)
     archive = broker._context.stores.get("file:///archive/")
     is_denied = True
 

@@ -23,7 +23,7 @@ from gazette_platform.errors import (
     RegisterMismatch,
     WrongAppendOffset,
 )
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,

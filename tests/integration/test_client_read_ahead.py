@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
 from gazette_platform.errors import ChecksumMismatch, DataError, OffsetJump
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.waiting import eventually, patient, stays
 

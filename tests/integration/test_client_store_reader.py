@@ -9,7 +9,7 @@ import pytest
 from gazette_platform import Change, Client, ClientConfig, lines, read_store
 from gazette_platform.errors import ChecksumMismatch, OffsetJump, ValidationError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.waiting import eventually, patient, turns
 

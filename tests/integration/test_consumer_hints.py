@@ -14,7 +14,7 @@ from gazette_platform.consumer.cluster import (
     write_status,
 )
 from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
-from gazette_platform.consumer.service.hints import (
+from gazette_platform.consumer.service.etcd_host import (
     StoredHints,
     fetch_hints,
     put_primary_hints,

@@ -21,8 +21,8 @@ from gazette_platform.errors import (
     StoreError,
 )
 from gazette_platform.message.sequencer import SequencerCheckpoint
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import eventually, patient, stays, turns
 

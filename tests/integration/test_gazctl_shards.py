@@ -22,7 +22,7 @@ from gazette_platform.consumer.recoverylog import (
     Segment,
 )
 from gazette_platform.errors import Suspended
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     AppendSuspend,
     CompressionCodec,

@@ -10,7 +10,7 @@ from gazctl_runner import gazctl_runner
 from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.cli.gazctl import main
 from gazette_platform.lake.spec.table_spec import parse_table_spec
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
 pytestmark = pytest.mark.etcd

@@ -20,7 +20,7 @@ from gazette_platform import (
     read_merged,
 )
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import patient, turns
 

@@ -19,7 +19,7 @@ from gazette_platform.message import (
     read_committed,
     read_uncommitted,
 )
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import patient
 

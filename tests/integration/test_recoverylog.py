@@ -16,7 +16,7 @@ from gazette_platform.consumer.recoverylog import (
     new_author,
 )
 from gazette_platform.errors import DataError, Fenced, GazetteError, JournalNotFound
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb
 from gazette_platform.testing.waiting import patient, stays, turns

@@ -45,8 +45,8 @@ from gazette_platform.errors import (
     StoreUnavailable,
     ValidationError,
 )
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.testing.waiting import eventually, patient, turns
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

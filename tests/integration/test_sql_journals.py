@@ -10,7 +10,7 @@ from gazette_platform.errors import LakeError, SchemaMismatch, ValidationError
 from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec.table_spec import read_table_spec
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 
 pytestmark = pytest.mark.etcd

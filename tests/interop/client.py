@@ -13,10 +13,10 @@ from pathlib import Path
 import grpc
 from grpc import aio
 
+from gazette_platform.serving.auth import TlsMaterial, http2_client_context
 from gazette_platform.serving.h2.channel import Channel, Dialing
-from gazette_platform.serving.h2.limits import PEER_LIMITS
+from gazette_platform.serving.h2.frames import PEER_LIMITS
 from gazette_platform.serving.interface import DROPPED, Kind, RpcFailed
-from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.waiting import pass_time, patient
 
 LARGE = 5 << 20

@@ -23,7 +23,7 @@ from gazette_platform.lake import PartitionAccount, StoreRoots
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.reading.storage import Storage, _wait
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from dagster import DagsterInstance
 
 from gazette_platform.client import Client, ClientConfig
-from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.errors import LakeError
+from gazette_platform.ops.tasks import LoopThread
 from gazette_platform.platform import tools
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
 from gazette_platform.testing.servers import BrokerServer

@@ -26,7 +26,7 @@ from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.typed.runs.running import TypedRunner
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.spark.typed_workers import SparkWorkers

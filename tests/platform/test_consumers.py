@@ -12,7 +12,7 @@ from gazette_platform import AsyncClient, ClientConfig, Flags, read_committed
 from gazette_platform.app import Application, SQLiteStore
 from gazette_platform.consumer.protocol import ShardSource, ShardSpec
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.testing.local import LocalConsumers
 
 SCHEMA = (

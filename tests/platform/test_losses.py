@@ -15,7 +15,7 @@ from live_platform import gazette, running_platform
 
 from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.errors import GazetteError
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.waiting import wait_until
 

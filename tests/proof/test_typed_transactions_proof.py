@@ -31,7 +31,7 @@ from gazette_platform.message.sequencer import (
     SequencerCheckpoint,
 )
 from gazette_platform.message.uuid import UuidParts
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.servers import BrokerServer
 

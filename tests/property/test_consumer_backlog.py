@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given, strategies as st
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.shard.transaction import Backlog, count_as_unused
+from gazette_platform.consumer.transaction import Backlog, count_as_unused
 from gazette_platform.message import (
     NO_UUID,
     Envelope,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gazette_platform.consumer.shard.transaction import Action, TransactionLimits, Transactions
+from gazette_platform.consumer.transaction import Action, TransactionLimits, Transactions
 from gazette_platform.message.sequencer import Outcome
 
 JOURNALS = ["out/one", "out/two"]

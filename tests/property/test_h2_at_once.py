@@ -13,13 +13,13 @@ from gazette_platform.serving.h2.frames import (
     DATA,
     END_STREAM,
     HEADERS,
+    LIMITS,
     Setting,
     frame,
     reset,
     settings,
     window_update,
 )
-from gazette_platform.serving.h2.limits import LIMITS
 from gazette_platform.serving.h2.server import Connection, Shared
 from gazette_platform.serving.interface import Code, Kind, Rpc, RpcFailed
 from gazette_platform.testing.waiting import eventually, turns

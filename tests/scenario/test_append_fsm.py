@@ -47,7 +47,7 @@ from gazette_platform.broker.append.fsm import (
     updated_registers,
 )
 from gazette_platform.broker.replicate.fsm import Invalidated, Synced, SyncMismatch, WrongRoute
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     AppendSuspend,
     FragmentSpec,

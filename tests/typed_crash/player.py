@@ -19,7 +19,7 @@ from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.spec.typed.columns import TypedColumn
 from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.spec.types import parse_partition
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import TooLate, patient, wait_until
 from tests.benches.spark_journals import make_again

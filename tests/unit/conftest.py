@@ -3,7 +3,7 @@
 import pytest
 from gazctl_runner import gazctl_runner
 
-from gazette_platform.client.loop_thread import LoopThread
+from gazette_platform.ops.tasks import LoopThread
 from tests.benches.fake_broker import FakeBroker
 
 

@@ -26,9 +26,9 @@ from gazette_platform.broker.spool.home import Owner, SpoolHome, boot_id
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.ops.clock import ManualClock
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     ZERO_SUM,
     AppendSuspend,

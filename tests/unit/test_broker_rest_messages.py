@@ -6,8 +6,7 @@ import pytest
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.interface import Code, Denied, RpcFailed
-from gazette_platform.serving.rest_messages import (
+from gazette_platform.serving.http_server import (
     INVALID_ARGUMENT,
     call_error_line,
     error_line,
@@ -15,6 +14,7 @@ from gazette_platform.serving.rest_messages import (
     parse_request,
     result_line,
 )
+from gazette_platform.serving.interface import Code, Denied, RpcFailed
 
 ZERO_HEADER = (
     b'{"processId":{"zone":"","suffix":""},"route":{"members":[],"primary":0,"endpoints":[]},'

@@ -15,9 +15,9 @@ from h2_server_bench import Bench
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
 from gazette_platform.errors import CallFailed, SetupError, TransportError, ValidationError
+from gazette_platform.serving.auth import TlsMaterial
 from gazette_platform.serving.h2.frames import SETTINGS, frame
 from gazette_platform.serving.interface import Condition
-from gazette_platform.serving.tls import TlsMaterial
 from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.waiting import eventually, patient

@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from gazette_platform.client.read.direct import URL_TTL_S, DirectRead
 from gazette_platform.client.read.extents import choose_next
+from gazette_platform.client.read.store_reader import URL_TTL_S, DirectRead
 from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import DataError, StoreUnavailable, TransportError

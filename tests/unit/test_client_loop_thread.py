@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
-from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops.tasks import LoopThread
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops.tasks import LoopThread
 from tests.benches.fake_broker import FakeBroker
 
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
-from gazette_platform.client.read.direct import read_fragment
+from gazette_platform.client.read.store_reader import read_fragment
 from gazette_platform.client.transport import Patience
 from gazette_platform.codecs import compressor
 from gazette_platform.errors import (

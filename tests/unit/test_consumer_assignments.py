@@ -5,11 +5,22 @@ from __future__ import annotations
 import pytest
 
 from gazette_platform.consumer.cluster import (
+    MISSING_ID,
     ConsumerState,
+    HeldReplica,
+    LocalStep,
+    ReplicaStep,
+    ReplicaTask,
+    check_proxy_header,
     decode_replica_status,
     encode_consumer_spec,
     encode_replica_status,
     encode_shard_spec,
+    failed_status,
+    local_step,
+    replica_step,
+    resolve_shard,
+    tasks_to_start,
 )
 from gazette_platform.consumer.protocol import (
     ConsumerSpec,
@@ -17,19 +28,6 @@ from gazette_platform.consumer.protocol import (
     ReplicaStatus,
     ShardSpec,
     ShardStatus,
-)
-from gazette_platform.consumer.shard.assignments import (
-    MISSING_ID,
-    HeldReplica,
-    LocalStep,
-    ReplicaStep,
-    ReplicaTask,
-    check_proxy_header,
-    failed_status,
-    local_step,
-    replica_step,
-    resolve_shard,
-    tasks_to_start,
 )
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import KeyValue

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from gazette_platform.consumer.runtime.run import Barrier
-from gazette_platform.consumer.shard.transaction import Transactions
 from gazette_platform.consumer.store.base import all_succeeded
+from gazette_platform.consumer.transaction import Transactions
 from gazette_platform.errors import DependencyFailed, ShardStopped, StoreError
 from gazette_platform.message import AckIntent
 from gazette_platform.ops.clock import ManualClock

@@ -10,7 +10,7 @@ from shard_bench import IN, assigned, spec_of
 from gazette_platform.consumer.application import Shard
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.runtime.status import Readiness
-from gazette_platform.consumer.shard.transaction import CompletedTransaction
+from gazette_platform.consumer.transaction import CompletedTransaction
 from gazette_platform.errors import ShardStopped
 from gazette_platform.message import SequencerCheckpoint
 from gazette_platform.testing.waiting import turns

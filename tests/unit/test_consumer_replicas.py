@@ -6,12 +6,12 @@ import pytest
 
 from gazette_platform.consumer.cluster import (
     ConsumerState,
+    HeldReplica,
     encode_replica_status,
     encode_shard_spec,
 )
 from gazette_platform.consumer.process.replicas import ShardReplicas
 from gazette_platform.consumer.protocol import ReplicaStatus, ShardSource, ShardSpec
-from gazette_platform.consumer.shard.assignments import HeldReplica
 from gazette_platform.etcd import EtcdClient, Event, KeyValue, ResponseHeader, WatchBatch
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key
 from gazette_platform.ops.faults import Faults

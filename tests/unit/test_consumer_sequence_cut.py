@@ -11,7 +11,7 @@ from collections import deque
 import pytest
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.shard.transaction import (
+from gazette_platform.consumer.transaction import (
     Action,
     Backlog,
     TransactionLimits,

@@ -3,7 +3,7 @@
 import pytest
 
 from gazette_platform.consumer.protocol import ShardSource, ShardSpec
-from gazette_platform.consumer.shard.transaction import (
+from gazette_platform.consumer.transaction import (
     Action,
     CompletedTransaction,
     Progress,

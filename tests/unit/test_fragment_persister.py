@@ -16,7 +16,7 @@ from persister_bench import CONTENT, JOURNAL, PersisterBench
 from gazette_platform.broker.spool import persister
 from gazette_platform.codecs import decompressor
 from gazette_platform.errors import AccessDenied, StoreUnavailable
-from gazette_platform.fragment.refresh import FragmentLister
+from gazette_platform.fragment.index import FragmentLister
 from gazette_platform.protocol import (
     CompressionCodec,
 )

@@ -10,8 +10,7 @@ import pytest
 
 from gazette_platform.errors import GazetteError, StoreError, StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
-from gazette_platform.fragment.index import KEPT_S, Index
-from gazette_platform.fragment.refresh import FragmentLister, Refresher
+from gazette_platform.fragment.index import KEPT_S, FragmentLister, Index, Refresher
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
 from gazette_platform.stores import open_store

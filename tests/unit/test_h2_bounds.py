@@ -29,6 +29,7 @@ from gazette_platform.serving.h2.frames import (
     END_STREAM,
     GOAWAY,
     HEADERS,
+    LIMITS,
     PADDED,
     PING,
     PRIORITY,
@@ -36,10 +37,10 @@ from gazette_platform.serving.h2.frames import (
     SETTINGS,
     WINDOW_UPDATE,
     ErrorCode as E,
+    Limits,
     frame,
     window_update,
 )
-from gazette_platform.serving.h2.limits import LIMITS, Limits
 from gazette_platform.serving.h2.stream import MESSAGE_COST
 
 OPEN = headers()

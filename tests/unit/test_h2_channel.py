@@ -11,9 +11,11 @@ from connect_proxy import pass_on
 from grpc_core_bench import GrpcBench
 from h2_server_bench import SERVICE, Bench
 
+from gazette_platform.serving.auth import TlsMaterial, http2_client_context
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.frames import (
     HEADERS,
+    PEER_LIMITS,
     PREFACE,
     RST_STREAM,
     SETTINGS,
@@ -21,9 +23,7 @@ from gazette_platform.serving.h2.frames import (
     frame,
     goaway,
 )
-from gazette_platform.serving.h2.limits import PEER_LIMITS
 from gazette_platform.serving.interface import FELL_SILENT, Code, Condition, Kind, RpcFailed
-from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.waiting import block_for, eventually, patient, turns
 

@@ -16,6 +16,7 @@ from gazette_platform.serving.h2.frames import (
     END_STREAM,
     GOAWAY,
     HEADERS,
+    LIMITS,
     PING,
     PREFACE,
     RST_STREAM,
@@ -27,7 +28,6 @@ from gazette_platform.serving.h2.frames import (
     settings,
     window_update,
 )
-from gazette_platform.serving.h2.limits import LIMITS
 from gazette_platform.testing.waiting import eventually, patient, stays
 
 SERVED = headers(path=b"/test.Echo/Unary") + frame(DATA, END_STREAM, 1, message(b"hi"))

@@ -39,12 +39,12 @@ from gazette_platform.serving.h2.frames import (
     SETTINGS,
     WINDOW_UPDATE,
     ErrorCode as E,
+    Limits,
     Setting,
     frame,
     settings,
     window_update,
 )
-from gazette_platform.serving.h2.limits import Limits
 
 OPEN = headers()
 ENDED = headers(end=True)

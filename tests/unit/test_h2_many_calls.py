@@ -10,7 +10,7 @@ from h2_server_bench import SERVICE, Bench
 
 from gazette_platform.ops.process import resident_bytes
 from gazette_platform.serving.h2.channel import Channel, Dialing
-from gazette_platform.serving.h2.limits import PEER_LIMITS
+from gazette_platform.serving.h2.frames import PEER_LIMITS
 from gazette_platform.serving.interface import Kind
 
 

@@ -14,8 +14,7 @@ from http2_bench import REQUEST, START, Lazy, block, frames_of, headers, message
 from gazette_platform.serving.h2 import responses
 from gazette_platform.serving.h2.carrier import Deadlines
 from gazette_platform.serving.h2.client_machine import code_of, code_of_reset, read_answer
-from gazette_platform.serving.h2.frames import DATA, frame
-from gazette_platform.serving.h2.limits import UnreadBudget
+from gazette_platform.serving.h2.frames import DATA, UnreadBudget, frame
 from gazette_platform.serving.h2.responses import Status
 from gazette_platform.serving.h2.server_machine import (
     Blocks,

@@ -10,11 +10,11 @@ import pytest
 from connect_proxy import ConnectProxy
 from h2_server_bench import SERVICE, Bench
 
+from gazette_platform.serving.auth import TlsMaterial, http2_client_context
 from gazette_platform.serving.h2.channel import Channel, Dialing
-from gazette_platform.serving.h2.limits import PEER_LIMITS
+from gazette_platform.serving.h2.frames import PEER_LIMITS
 from gazette_platform.serving.interface import Code, Kind, RpcFailed
 from gazette_platform.serving.sockets import Proxy
-from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.waiting import patient
 

@@ -7,17 +7,17 @@ import doctest
 import pytest
 
 from gazette_platform.errors import EtcdError, LeaseLost
-from gazette_platform.ops import retry
-from gazette_platform.ops.retry import insist
+from gazette_platform.ops import faults
+from gazette_platform.ops.faults import insist
 
 
 def test_steps_and_bounds():
-    steps = [retry.backoff_s(attempt) for attempt in range(-1, 8)]
+    steps = [faults.backoff_s(attempt) for attempt in range(-1, 8)]
     assert steps == [0.0, 0.05, 0.05, 0.1, 0.1, 1.0, 1.0, 5.0, 5.0]
 
 
 def test_examples_of_the_docstring_hold():
-    assert doctest.testmod(retry).failed == 0
+    assert doctest.testmod(faults).failed == 0
 
 
 class Failing:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.durations import duration_from_pb, duration_into_pb
+from gazette_platform.ops.text import duration_from_pb, duration_into_pb
 from gazette_platform.protocol import (
     ZERO_SUM,
     CompressionCodec,

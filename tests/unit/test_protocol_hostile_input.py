@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gazette_platform.client.read.direct import fragment_file, read_fragment
+from gazette_platform.client.read.store_reader import fragment_file, read_fragment
 from gazette_platform.errors import DataError, StoreError, ValidationError
-from gazette_platform.ops.durations import parse_duration
+from gazette_platform.ops.text import parse_duration
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,

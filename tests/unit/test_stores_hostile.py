@@ -13,7 +13,7 @@ from gazette_platform.errors import StoreError, ValidationError
 from gazette_platform.protocol import StoreUrl, parse_store_url
 from gazette_platform.stores import delete_probe, health_check
 from gazette_platform.stores.fs import FileStore
-from gazette_platform.stores.health import put_bytes
+from gazette_platform.stores.interface import put_bytes
 from gazette_platform.testing.store_conformance import listing, read_all
 
 NUL, SURROGATE, NEWLINE, LONG = "x\0y", "x\ud800y", "x\ny", "x" * 300

@@ -12,7 +12,7 @@ from gazette_platform.broker.store_guard import (
 )
 from gazette_platform.errors import StoreError, ValidationError
 from gazette_platform.stores import open_store
-from gazette_platform.stores.health import put_bytes
+from gazette_platform.stores.interface import put_bytes
 
 MINE = "mine/spy"
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.stores import open_store
-from gazette_platform.stores.health import HEALTH_CHECK_PATH, health_check, put_bytes
+from gazette_platform.stores.interface import HEALTH_CHECK_PATH, health_check, put_bytes
 from gazette_platform.testing.store_conformance import listing, read_all
 
 TOKEN = "a-secret-of-this-broker"

@@ -15,7 +15,7 @@ from gazette_platform.broker.journal.pulses import barrier
 from gazette_platform.broker.peers import PeerCall, PeerFailed, with_header
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import Turns
 from gazette_platform.protocol import (
     AppendSuspend,

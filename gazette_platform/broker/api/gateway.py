@@ -45,22 +45,20 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.content import decode_read_content, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.http_server import (
+    INVALID_ARGUMENT,
     JSON_TYPE,
     ClientGone,
     Origins,
     RestRoutes,
     bid_go_on,
     caller_metadata,
-    written,
-)
-from gazette_platform.serving.interface import Code, ContentSource, NotTaken, RpcFailed
-from gazette_platform.serving.rest_messages import (
-    INVALID_ARGUMENT,
     error_line,
     error_of,
     parse_request,
     result_line,
+    written,
 )
+from gazette_platform.serving.interface import Code, ContentSource, NotTaken, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

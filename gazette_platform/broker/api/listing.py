@@ -16,8 +16,8 @@ from gazette_platform.broker.journal.resolver import Stopped
 from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.etcd import Compare, Delete, Operation, Put
 from gazette_platform.keyspace import item_key
-from gazette_platform.ops.durations import SECOND_NS, duration_from_pb
 from gazette_platform.ops.tasks import Turns
+from gazette_platform.ops.text import SECOND_NS, duration_from_pb
 from gazette_platform.protocol import (
     Fragment,
     Header,

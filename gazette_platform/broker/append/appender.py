@@ -33,8 +33,7 @@ from gazette_platform.broker.append.batch import (
 )
 from gazette_platform.broker.spool.files import DiskFull
 from gazette_platform.errors import GazetteError
-from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import Faults, backoff_s
 from gazette_platform.serving.interface import ASK_ANOTHER, Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:

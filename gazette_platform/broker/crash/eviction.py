@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -41,7 +41,7 @@ from gazette_platform.keyspace import (
     members_prefix,
     parse_key,
 )
-from gazette_platform.ops.retry import insist
+from gazette_platform.ops.faults import insist
 from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
 

@@ -23,7 +23,7 @@ from gazette_platform.keyspace import (
     encode_route,
     item_key,
 )
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
 from gazette_platform.protocol.rules import OFFSET_MAX
 from gazette_platform.serving.interface import NotNow

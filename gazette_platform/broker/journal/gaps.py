@@ -21,8 +21,8 @@ from gazette_platform.broker.etcd_records import storing_key, storing_prefix
 from gazette_platform.broker.peers import PeerCall, PeerFailed, with_header
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.fragment.cover_set import JUMP_AGE_S
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.lru import Lru
-from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import Header, Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb

@@ -16,8 +16,8 @@ from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Outcome, Pending
 from gazette_platform.broker.spool.port import JournalPort
 from gazette_platform.errors import GazetteError
-from gazette_platform.ops.durations import SECOND_NS
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import AppendSuspend, Status
 
 if TYPE_CHECKING:

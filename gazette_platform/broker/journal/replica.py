@@ -28,10 +28,9 @@ from gazette_platform.broker.peers import open_replicate
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.broker.spool.journal_spool import JournalSpool
 from gazette_platform.errors import GazetteError
-from gazette_platform.fragment.index import Index
-from gazette_platform.fragment.refresh import Refresher
-from gazette_platform.ops.durations import SECOND_NS
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.fragment.index import Index, Refresher
+from gazette_platform.ops.faults import backoff_s
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     ZERO_SUM,
     AppendSuspend,

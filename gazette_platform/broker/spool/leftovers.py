@@ -39,7 +39,7 @@ from gazette_platform.broker.spool.verdicts import (
 )
 from gazette_platform.errors import EtcdError, GazetteError, SetupError, StoreUnavailable
 from gazette_platform.keyspace import item_key
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import run_in, side_by_side
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.fragment.cover_set import CoverSet
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.protocol.path_postfix import PathPostfixTemplate
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.broker.spool.files import CompletedSpool
-    from gazette_platform.fragment.index import Index
-    from gazette_platform.fragment.refresh import FragmentLister
+    from gazette_platform.fragment.index import FragmentLister, Index
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup

@@ -26,7 +26,7 @@ from gazette_platform.cli.options import (
 )
 from gazette_platform.cli.program import render_ini, run, set_up_logging
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.process import usable_cores
+from gazette_platform.ops.process import settle_memory, tune_malloc, usable_cores
 from gazette_platform.serving.config import random_id
 from gazette_platform.serving.members.line import SupervisorLine
 
@@ -168,9 +168,30 @@ def _serve(values: dict[str, Any]) -> None:
             config, count, log_level=values["log.level"], log_format=values["log.format"]
         )
         return
-    from gazette_platform.broker.main import run  # noqa: PLC0415  starts no faster else
+    _run_broker(config)
 
-    run(config)
+
+def _run_broker(config: BrokerConfig, line: SupervisorLine | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    A second signal ends it at once, and --broker.drain-timeout within some time, whatever hangs.
+
+    Args:
+        line: to the supervisor of several brokers, if this is one of them.
+
+    Raises: GazetteError: it could not start, or could not go on; the message says why.
+    """
+    from gazette_platform.broker.serve import Broker  # noqa: PLC0415  help and errors come at once
+    from gazette_platform.serving.process import run_server  # noqa: PLC0415
+
+    def settle(broker: Broker) -> None:
+        settle_memory()
+        broker.keep_small()
+        if line is not None:
+            line.serves(broker.metrics.exposition)
+
+    tune_malloc()
+    run_server(lambda: Broker(config), flag="broker.drain-timeout", on_start=settle, overseer=line)
 
 
 def _check_writable(folder: Path, option: str) -> None:
@@ -242,9 +263,7 @@ def _member(_name: Annotated[str, typer.Argument(help="For the list of processes
     task = pickle.loads(line.read_task())  # noqa: S301  our parent wrote it
     config, log_level, log_format = task
     set_up_logging(log_level, log_format)
-    from gazette_platform.broker.main import run  # noqa: PLC0415  as late as a lone broker does
-
-    run(config, line)
+    _run_broker(config, line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, final
 
 from gazette_platform.client.journals import fragment_page, list_journals, savepoint_place
-from gazette_platform.client.read.direct import URL_TTL_S, DirectRead, stream_of
+from gazette_platform.client.read.store_reader import URL_TTL_S, DirectRead, stream_of
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.client.wire import decoded
 from gazette_platform.errors import (
@@ -24,7 +24,7 @@ from gazette_platform.errors import (
     ValidationError,
     status_error,
 )
-from gazette_platform.ops.closing import Aclosing
+from gazette_platform.ops.tasks import Aclosing
 from gazette_platform.protocol import (
     Fragment,
     LabelSelector,

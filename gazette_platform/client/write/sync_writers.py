@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final, Protocol, final
 from gazette_platform.client.write.append import AppendOptions
 from gazette_platform.client.write.append_queue import as_content
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
-from gazette_platform.ops.closing import Closing
+from gazette_platform.ops.tasks import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gazette_platform.client.loop_thread import LoopThread
     from gazette_platform.client.write.append_queue import AppendTicket
     from gazette_platform.client.write.writers import AppendService
+    from gazette_platform.ops.tasks import LoopThread
 
 
 class _Writer(Protocol):

@@ -22,7 +22,7 @@ from gazette_platform.client.write.append_queue import (
     wait_for,
 )
 from gazette_platform.errors import GazetteError, ValidationError
-from gazette_platform.ops.closing import AsyncClosing
+from gazette_platform.ops.tasks import AsyncClosing
 from gazette_platform.protocol import validate_journal_name
 from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES
 

@@ -17,12 +17,12 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from gazette_platform.allocator import AllocatorMetrics
+from gazette_platform.consumer.cluster import ReplicaStep, replica_step
 from gazette_platform.consumer.protocol import ReplicaCode
-from gazette_platform.consumer.shard.assignments import ReplicaStep, replica_step
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import Compare, Delete
 from gazette_platform.message import SequencerCounts
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.serving.calls import CallMetrics, Tallies
 
 if TYPE_CHECKING:

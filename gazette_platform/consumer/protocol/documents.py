@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gazette_platform.consumer.protocol.specs import ShardSource, ShardSpec, validate_shard_id
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.durations import format_duration
+from gazette_platform.ops.text import format_duration
 from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.labels import EMPTY_LABELS
 from gazette_platform.yaml_specs.documents import StrictMapping, check_change, dump_yaml, read_yaml

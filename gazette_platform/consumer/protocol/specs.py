@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.durations import duration_from_pb, duration_into_pb, format_duration
+from gazette_platform.ops.text import duration_from_pb, duration_into_pb, format_duration
 from gazette_platform.protocol import (
     LabelSelector,
     LabelSet,

@@ -33,7 +33,7 @@ from gazette_platform.errors import (
     RegisterMismatch,
     ValidationError,
 )
-from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import run_in
 
 if TYPE_CHECKING:

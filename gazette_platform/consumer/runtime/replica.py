@@ -9,10 +9,7 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 from gazette_platform.consumer.application import Application, Shard, takes_batches
-from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
-from gazette_platform.consumer.runtime.status import Readiness, cause_of, error_of
-from gazette_platform.consumer.runtime.tasks import Primary, Recovery, ReplicaSettings
-from gazette_platform.consumer.shard.assignments import (
+from gazette_platform.consumer.cluster import (
     HeldReplica,
     ReplicaStep,
     ReplicaTask,
@@ -20,6 +17,9 @@ from gazette_platform.consumer.shard.assignments import (
     failed_status,
     tasks_to_start,
 )
+from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
+from gazette_platform.consumer.runtime.status import Readiness, cause_of, error_of
+from gazette_platform.consumer.runtime.tasks import Primary, Recovery, ReplicaSettings
 from gazette_platform.consumer.store import ShardStore, opening_may_pass
 from gazette_platform.errors import (
     AssignmentGone,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.consumer.runtime.status import ShardCounts
     from gazette_platform.consumer.runtime.tasks import ShardHost
-    from gazette_platform.consumer.shard.transaction import Progress
+    from gazette_platform.consumer.transaction import Progress
     from gazette_platform.message import SequencerCounts
     from gazette_platform.ops.clock import Clock
 

@@ -22,13 +22,13 @@ from gazette_platform.consumer.application import (
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.runtime.sources import SHARD_BYTES_MAX, Inlet, Sources
 from gazette_platform.consumer.runtime.status import StepFailed, done, place_of, step
-from gazette_platform.consumer.shard.transaction import (
+from gazette_platform.consumer.store import ShardStore
+from gazette_platform.consumer.transaction import (
     Action,
     Backlog,
     TransactionLimits,
     Transactions,
 )
-from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, DataError, JournalNotFound, ShardStopped
 from gazette_platform.message import Envelope, Sequencer, clock_of
 from gazette_platform.ops.faults import SparingLog
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.application import MessageBatches, TransactionPublisher
     from gazette_platform.consumer.runtime.sources import ReadBudget
     from gazette_platform.consumer.runtime.status import Readiness
-    from gazette_platform.consumer.shard.transaction import CompletedTransaction
+    from gazette_platform.consumer.transaction import CompletedTransaction
     from gazette_platform.message import AckIntent, ReplayRange, SequencerCounts
     from gazette_platform.ops.clock import Clock
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
-from gazette_platform.consumer.shard.assignments import LocalStep, local_step
+from gazette_platform.consumer.cluster import LocalStep, local_step
 from gazette_platform.errors import (
     ApplicationFailed,
     Fenced,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.application import Shard
     from gazette_platform.consumer.protocol import Checkpoint
-    from gazette_platform.consumer.shard.transaction import CompletedTransaction
+    from gazette_platform.consumer.transaction import CompletedTransaction
     from gazette_platform.message import Envelope
 
 # ------------------------------------------------------------------ readiness and progress

@@ -27,8 +27,8 @@ from gazette_platform.consumer.recoverylog import (
 from gazette_platform.consumer.runtime.run import Run
 from gazette_platform.consumer.runtime.sources import ReadBudget
 from gazette_platform.consumer.runtime.status import done, step
-from gazette_platform.consumer.shard.transaction import BATCH_SIZE
 from gazette_platform.consumer.store import ShardStore
+from gazette_platform.consumer.transaction import BATCH_SIZE
 from gazette_platform.errors import ApplicationFailed, EtcdError, ValidationError
 from gazette_platform.ops.tasks import run_in
 

@@ -9,12 +9,12 @@ import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
-from gazette_platform.consumer.protocol import ShardStatus
-from gazette_platform.consumer.shard.assignments import (
+from gazette_platform.consumer.cluster import (
     STOPPED_TEXT,
     check_proxy_header,
     resolve_shard,
 )
+from gazette_platform.consumer.protocol import ShardStatus
 from gazette_platform.errors import ShardStopped, ValidationError
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
-    from gazette_platform.consumer.cluster import ConsumerState
+    from gazette_platform.consumer.cluster import ConsumerState, ShardResolution
     from gazette_platform.consumer.protocol import ShardSpec
-    from gazette_platform.consumer.shard.assignments import ShardResolution
-    from gazette_platform.consumer.shard.transaction import Progress
     from gazette_platform.consumer.store import ShardStore
+    from gazette_platform.consumer.transaction import Progress
     from gazette_platform.keyspace import KeySpace
     from gazette_platform.protocol import Header, ProcessId
     from gazette_platform.protocol.auth import Claims

@@ -27,7 +27,7 @@ from gazette_platform.consumer.protocol import (
     validate_shard_unassign_request,
 )
 from gazette_platform.consumer.recoverylog import FsmHints
-from gazette_platform.consumer.service.hints import StoredHints, fetch_hints
+from gazette_platform.consumer.service.etcd_host import StoredHints, fetch_hints
 from gazette_platform.consumer.service.resolver import WAIT_S_MAX
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Operation, Put
@@ -38,14 +38,15 @@ from gazette_platform.protocol.auth import Capability, Forbidden
 from gazette_platform.protocol.names import check_field
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, consumer_pb2 as pb
 from gazette_platform.serving.calls import before_expiry, failure_of
-from gazette_platform.serving.http_server import RestRoutes, caller_metadata
-from gazette_platform.serving.interface import Kind, Rpc, RpcFailed
-from gazette_platform.serving.rest_messages import (
+from gazette_platform.serving.http_server import (
     INVALID_ARGUMENT,
+    RestRoutes,
+    caller_metadata,
     error_of,
     message_line,
     parse_request,
 )
+from gazette_platform.serving.interface import Kind, Rpc, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -60,7 +60,7 @@ from gazette_platform.lake.spec.layout import (
     partition_columns,
 )
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, is_another, learned
 
 if TYPE_CHECKING:

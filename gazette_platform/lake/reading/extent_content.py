@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Literal, final
 
-from gazette_platform.client.loop_thread import next_or_none
-from gazette_platform.client.read.direct import read_fragment
+from gazette_platform.client.read.store_reader import read_fragment
 from gazette_platform.errors import DataError, Desynchronized, StoreError
 from gazette_platform.message.framing import FRAME_BYTES_MAX
+from gazette_platform.ops.tasks import next_or_none
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

@@ -25,8 +25,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
-from gazette_platform.client.loop_thread import LoopThread, next_or_none
 from gazette_platform.errors import AccessDenied, ObjectNotFound, StoreError, StoreUnavailable
+from gazette_platform.ops.tasks import LoopThread, next_or_none
 from gazette_platform.stores import ServerSideStore, StoredObject, open_store
 
 if TYPE_CHECKING:

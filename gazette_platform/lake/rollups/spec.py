@@ -39,7 +39,7 @@ from gazette_platform.lake.spec.rules import (
     ownership_errors,
     shown,
 )
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import parse_duration
 from gazette_platform.yaml_specs.documents import check_yaml
 

@@ -52,7 +52,7 @@ from gazette_platform.lake.spec.rules import (
 )
 from gazette_platform.lake.spec.typed import TypedSpec, read_typed_spec
 from gazette_platform.lake.spec.types import ColumnType, parse_type
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration
 from gazette_platform.yaml_specs.documents import check_yaml
 

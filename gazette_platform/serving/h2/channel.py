@@ -41,7 +41,7 @@ from gazette_platform.serving.sockets import open_socket, reason_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gazette_platform.serving.h2.limits import Limits
+    from gazette_platform.serving.h2.frames import Limits
     from gazette_platform.serving.interface import Kind
     from gazette_platform.serving.sockets import Proxy
 

@@ -24,8 +24,8 @@ from gazette_platform.serving.interface import NOT_HTTP2, SPEAKS_TLS, Code
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gazette_platform.serving.h2.frames import Limits
     from gazette_platform.serving.h2.hpack import Field
-    from gazette_platform.serving.h2.limits import Limits
     from gazette_platform.serving.h2.stream import Stream
 
 

@@ -36,7 +36,7 @@ from gazette_platform.serving.h2.stream import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.serving.h2.limits import Limits
+    from gazette_platform.serving.h2.frames import Limits
 
 _HEAD_BYTES: Final = 9
 _DEFAULT_WINDOW: Final = 65_535

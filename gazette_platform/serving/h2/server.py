@@ -14,28 +14,27 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
 from typing_extensions import override
 
 from gazette_platform.errors import TransportError
-from gazette_platform.serving.h2 import limits as default
+from gazette_platform.serving.auth import http2_context
+from gazette_platform.serving.h2 import frames as default
 from gazette_platform.serving.h2.call import Call, method_of
 from gazette_platform.serving.h2.carrier import WRITE_BYTES, Carrier, Deadlines
-from gazette_platform.serving.h2.frames import ErrorCode
-from gazette_platform.serving.h2.limits import REPORT_BYTES, UnreadBudget
+from gazette_platform.serving.h2.frames import REPORT_BYTES, ErrorCode, UnreadBudget
 from gazette_platform.serving.h2.responses import Status
 from gazette_platform.serving.h2.server_machine import Requests
 from gazette_platform.serving.interface import ASK_AGAIN, Kind
 from gazette_platform.serving.servicers import rpcs_of
 from gazette_platform.serving.sockets import BACKLOG, listen
-from gazette_platform.serving.tls import http2_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from gazette_platform.serving.auth import TlsMaterial
     from gazette_platform.serving.calls import CallMetrics
     from gazette_platform.serving.h2.call import Method
-    from gazette_platform.serving.h2.limits import Limits
+    from gazette_platform.serving.h2.frames import Limits
     from gazette_platform.serving.h2.server_machine import Request
     from gazette_platform.serving.interface import Rpc
-    from gazette_platform.serving.tls import TlsMaterial
 
 
 class Served(Protocol):

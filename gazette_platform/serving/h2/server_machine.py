@@ -35,7 +35,7 @@ from gazette_platform.serving.h2.stream import ENCODINGS, Stream
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gazette_platform.serving.h2.limits import Limits
+    from gazette_platform.serving.h2.frames import Limits
 
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 _REQUIRED: Final = frozenset((b":method", b":scheme", b":path"))

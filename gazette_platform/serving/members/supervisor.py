@@ -33,8 +33,7 @@ from aiohttp import web
 from prometheus_client.utils import floatToGoString
 
 from gazette_platform.errors import SetupError
-from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.retry import Restarts
+from gazette_platform.ops.faults import Faults, Restarts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.serving.http_server import METRICS_TYPE, HttpServer
 from gazette_platform.serving.members.line import HURRY, LEAVE, LEAVES, METRICS, SERVES, task_of

@@ -17,7 +17,7 @@ from gazette_platform.cli.output import note, print_text
 from gazette_platform.client import AsyncClient, Change, ListSnapshot
 from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.ops import platforms
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     BrokerSpec,
     CompressionCodec,

@@ -34,9 +34,9 @@ from gazette_platform.fragment.cover_set import (
     StoredFragment,
     plan_prune,
 )
-from gazette_platform.fragment.refresh import fragment_of
+from gazette_platform.fragment.index import fragment_of
 from gazette_platform.ops.clock import Clock, SystemClock
-from gazette_platform.ops.retry import insist
+from gazette_platform.ops.faults import insist
 from gazette_platform.protocol import Fragment, SuspendLevel, parse_store_url
 from gazette_platform.stores import FragmentStore, clock_probe, open_store
 

@@ -44,9 +44,8 @@ from gazette_platform.lake.spec.folder import load_table_specs, or_meant
 from gazette_platform.lake.spec.layout import StoreRoots
 from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import Clock, SystemClock
-from gazette_platform.ops.closing import Closing
 from gazette_platform.ops.extras import required
-from gazette_platform.ops.tasks import TaskGroup, side_by_side
+from gazette_platform.ops.tasks import Closing, TaskGroup, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.client.read.direct import stream_of
 from gazette_platform.client.read.extents import Extent, JournalSnapshot, snapshot_of
+from gazette_platform.client.read.store_reader import stream_of
 from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.errors import (
     DataError,
@@ -31,8 +31,7 @@ from gazette_platform.lake.spec.layout import (
     partition_columns,
 )
 from gazette_platform.message.framing import FRAME_BYTES_MAX
-from gazette_platform.ops.closing import Aclosing
-from gazette_platform.ops.tasks import side_by_side
+from gazette_platform.ops.tasks import Aclosing, side_by_side
 from gazette_platform.protocol import Fragment, JournalSpec, LabelSet, PathPostfixTemplate
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ from gazette_platform.lake.spec.types import (
     PartitionTransform,
     parse_partition,
 )
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import parse_duration
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from gazette_platform.lake.typed.tables.upserts import publish_upserts
 from gazette_platform.lake.typed.tables.writing import data_file_of
 from gazette_platform.message.uuid import unix_ns_of
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
