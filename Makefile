@@ -23,7 +23,7 @@ PROCESSES ?= 1,2
 PUBLISH ?=
 WITHOUT ?=
 
-.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs docs-site image release clean
+.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos rollouts test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs docs-site image release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,6 +117,9 @@ bench-lake: $(STAMP) ## Measure how soon tables answer in SQL, and registration;
 
 chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED, MINUTES, REPLICATION)
 	$(PY) -m tests.chaos --seed $(SEED) --minutes $(MINUTES) --replication $(REPLICATION)
+
+rollouts: $(STAMP) ## Play rolling updates, node drains and the loss of a zone on processes under load (ZONES)
+	$(PY) -m tests.rollouts $(if $(ZONES),--zones $(ZONES)) $(ARGS)
 
 test-outage: $(STAMP) ## Cut the store of brokers under load for ten minutes (OUTAGE_S), and see that nothing is lost
 	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_TEST_OUTAGE_S=$(OUTAGE_S) $(BIN)/pytest -s tests/e2e/test_outage.py $(ARGS)

@@ -54,7 +54,7 @@ NEEDS = (
     ),
     Need(
         names=("go",),
-        why="tests of s3:// and gs:// stores and of HTTP/2, whose programs it builds once",
+        why="tests of s3:// and gs:// stores, of HTTP/2 and of charts, whose programs it builds once",
         package="golang-go",
     ),
     Need(

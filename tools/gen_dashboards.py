@@ -1,4 +1,6 @@
-"""Write deploy/grafana/*.json, the dashboards of Grafana, from the panels below.
+"""Write deploy/grafana/*.json, the dashboards of Grafana, from the panels below; and the chart's copies of them.
+
+A chart holds no file from outside its folder, so deploy/helm/gazette/files has copies of dashboards and alert rules.
 
     python tools/gen_dashboards.py          write them
     python tools/gen_dashboards.py --check  fail if a file differs from what it would write
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-FOLDER: Final = Path(__file__).resolve().parent.parent / "deploy" / "grafana"
+DEPLOY: Final = Path(__file__).resolve().parent.parent / "deploy"
+FOLDER: Final = DEPLOY / "grafana"
 _PANELS_A_ROW: Final = 2
 _GRID_WIDTH: Final = 24
 _PANEL_HEIGHT: Final = 8
@@ -299,13 +302,15 @@ def _panel(at: int, panel: Panel) -> dict[str, Any]:
 def main() -> int:
     """Write, or check, all of them."""
     is_check, stale = "--check" in sys.argv[1:], []
-    for dashboard in DASHBOARDS:
-        path = FOLDER / f"{dashboard.uid.removeprefix('gazette-')}.json"
-        text = rendered(dashboard)
+    files = {f"{each.uid.removeprefix('gazette-')}.json": rendered(each) for each in DASHBOARDS}
+    wanted = {FOLDER / name: text for name, text in files.items()}
+    files["alerts.yaml"] = (DEPLOY / "prometheus" / "alerts.yaml").read_text()
+    wanted |= {DEPLOY / "helm" / "gazette" / "files" / name: text for name, text in files.items()}
+    for path, text in wanted.items():
         if not is_check:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
-            stale.append(path.name)
+            stale.append(str(path.relative_to(DEPLOY.parent)))
     if stale:
         print(f"gen_dashboards: {', '.join(stale)} differ: run `make gen`", file=sys.stderr)
     return 1 if stale else 0

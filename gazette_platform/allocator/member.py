@@ -13,7 +13,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
-from gazette_platform.errors import EtcdError, TransactionFailed
+from gazette_platform.errors import EtcdError, SetupError, TransactionFailed
 from gazette_platform.etcd import Compare, EtcdClient, Get, KeyValue, Lease, Put
 from gazette_platform.keyspace import encode_member_spec, member_key
 from gazette_platform.ops.faults import backoff_s, insist
@@ -84,6 +84,7 @@ async def announce(
     lease: Lease,
     *,
     beside: Put | None = None,
+    unless: str = "",
     retry_s: float = RETRY_S,
 ) -> Announcement:
     """Create our member key under `lease`; wait for as long as another process holds it.
@@ -94,9 +95,11 @@ async def announce(
     Args:
         beside: another key of the member, written in the same transaction, under the same lease:
             earlier it would speak of the other process.
+        unless: a key that keeps members out as long as it exists.
         retry_s: seconds between attempts.
 
     Raises: EtcdError: not retriable: etcd refuses, e.g. because the lease is gone.
+        SetupError: the key `unless` exists.
     Cancellation: leaves the key, which ends with the lease.
     """
     key = member_key(prefix, spec.id)
@@ -105,10 +108,15 @@ async def announce(
     # In one transaction, so that no one ever sees one key of this member without the other.
     if beside is not None:
         writes.append(dataclasses.replace(beside, lease=lease.id))
+    compares = [Compare.version(key, 0)]
+    reads = [Get(key)]
+    if unless:
+        compares.append(Compare.version(unless, 0))
+        reads.append(Get(unless))
     failures = 0
     while True:
         try:
-            result = await client.txn([Compare.version(key, 0)], writes, [Get(key)])
+            result = await client.txn(compares, writes, reads)
         except EtcdError as err:
             if not err.retriable:
                 raise
@@ -118,6 +126,12 @@ async def announce(
             continue
         if result.succeeded:
             return Announcement(client, key, spec, result.header.revision)
+        if unless and result.reads[1].kvs:
+            raise SetupError(
+                f"{key} is not announced, because {unless} exists (start again once it is gone)"
+            )
+        if not result.reads[0].kvs:
+            continue  # both are gone since
         found: KeyValue = result.reads[0].kvs[0]
         if found.lease == lease.id:
             ours = Announcement(client, key, spec, found.mod_revision)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from gazette_platform.broker.config import BrokerConfig
+    from gazette_platform.broker.identity import ClusterIdentity
     from gazette_platform.broker.peers import Peers
     from gazette_platform.broker.spool.home import SpoolHome
     from gazette_platform.broker.spool.leftovers import Leftovers
@@ -108,6 +109,8 @@ class BrokerContext:
     """Keeps the fragments of journals apart."""
     lister: FragmentLister
     persister: Persister
+    identity: ClusterIdentity
+    """How clients know the cluster and its journals."""
     spools: SpoolHome
     """Names the files of the spools that this process begins."""
     leftovers: Leftovers

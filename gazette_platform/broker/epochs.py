@@ -10,6 +10,7 @@ A primary that has brought the brokers of its route into step may take appends
     if there is no record              the journal is new, or was served by Gazette's brokers
     if the former holders let go       appends continue after the head that they noted
     if they noted the head             the spec and the record agree that nothing was appended since
+    if etcd was restored from a backup and a spool joins what is stored
     if an operator says so             `gazctl journals reset-head` gives up what only others hold
 
 and otherwise waits until one of the holders comes back. Each change of holders begins an *epoch*.
@@ -86,6 +87,8 @@ class EpochRecord:
     """Whether appends wait for a holder that is not in the journal's route."""
     saved: Released | None = None
     """The end and the registers that holders which are not whole know of, once an operator gives up the rest."""
+    is_restored: bool = False
+    """Whether the spec is from a backup, and nothing was appended since: who held the journal is not known."""
 
     def encode(self) -> bytes:
         """The value in etcd."""
@@ -100,6 +103,8 @@ class EpochRecord:
         }
         if self.saved is not None:
             said["saved"] = _released_to_json(self.saved)
+        if self.is_restored:
+            said["restored"] = True
         return json.dumps(said, ensure_ascii=False).encode()
 
     @classmethod
@@ -119,6 +124,7 @@ class EpochRecord:
                 _released_from_json(said["released"]),
                 bool(said["wanted"]),
                 _released_from_json(said.get("saved")),
+                bool(said.get("restored")),
             )
         except (KeyError, TypeError, RecursionError) as err:
             raise ValueError(f"malformed epoch record: {err!r}") from err
@@ -253,7 +259,7 @@ def claim(
     # The journal was deleted and created again: its former holders hold bytes of another journal.
     if record is not None and record.create_revision != create_revision:
         record = EpochRecord(create_revision, record.epoch, ())
-    if is_reset and record is not None:
+    if is_reset and record is not None and (end or not record.is_restored):
         record = _with_saved(record, holders, end)
     released = record.released if record is not None else None
     if released is not None and end <= released.head:
@@ -292,6 +298,14 @@ def _claim(  # noqa: PLR0911  one per condition
     is_reset: bool,
 ) -> Unchanged | Claim | Await | Doubled:
     """As `claim`, of brokers that are not before any head that is known."""
+    if record is not None and record.is_restored:
+        released = record.released if record.released and record.released.head == end else None
+        # Empty spools begin at 0, or at the noted head. What goes further is a spool that joins what is stored,
+        # or an operator sent it there. The backup may be older than what others have acknowledged.
+        if not is_reset and end <= (noted_head or 0):
+            return Await((), None)
+        ours = tuple(sorted(holders or ()))
+        return Claim(EpochRecord(create_revision, 1, ours, released=released))
     if holders is None:
         # From `end` on there is no record of holders. What former holders have before it stays valid.
         if record is None or not (record.holders or record.released):
@@ -353,6 +367,11 @@ def noted(
 
 
 # ---------------------------------------------------------------- of a tenure whose process ended
+def is_unknown(record: EpochRecord | None, journal_revision: int | None) -> bool:
+    """Whether etcd has nothing that says who held a journal with this spec."""
+    return record is None or record.is_restored or record.create_revision != journal_revision
+
+
 @dataclass(frozen=True, slots=True)
 class TenureStatus:
     """What a tenure means to its journal now."""

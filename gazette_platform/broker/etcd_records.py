@@ -19,6 +19,10 @@ about keys that are neither items, members nor assignments. ``<prefix>`` begins 
 ``/.gazette-platform/history<prefix>#``
     A random id, written by the first broker of the cluster; under no lease. If etcd loses its data, the next
     broker writes another one. So spools, and offsets that clients keep, show that they are older than etcd.
+``/.gazette-platform/restoring<prefix>#``
+    The SHA-256 of the backup that `gazette restore` brings back. No broker joins until it is done.
+``/.gazette-platform/restored<prefix>#`` and ``/.gazette-platform/restored<prefix>#<journal>``
+    How clients know a restored cluster, and each journal of it; see `identity`.
 
 Below the keys: how the epoch records of journals are read and written; see `epochs`.
 """
@@ -41,6 +45,9 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import EtcdClient, RangeResult
 
 _ROOT = "/.gazette-platform"
+
+PLATFORM_KEYS = f"{_ROOT}/"
+"""What all these keys begin with."""
 
 
 def testimonies_prefix(prefix: str, suspect: ProcessId, create_revision: int) -> str:
@@ -107,6 +114,31 @@ def epoch_key(prefix: str, journal: str) -> str:
 def history_key(prefix: str) -> str:
     """Key of the id of etcd's data."""
     return f"{_ROOT}/history{prefix}#"
+
+
+def restoring_key(prefix: str) -> str:
+    """Key of a restore that is under way, or was interrupted."""
+    return f"{_ROOT}/restoring{prefix}#"
+
+
+def restored_key(prefix: str) -> str:
+    """Key of how a restored cluster is known, and prefix of the keys of its journals."""
+    return f"{_ROOT}/restored{prefix}#"
+
+
+def identity_key(prefix: str, journal: str) -> str:
+    """Key of how a restored journal is known; created by the revision that created its spec."""
+    return f"{restored_key(prefix)}{journal}"
+
+
+def cluster_of_history(key: str) -> str:
+    """The prefix of the cluster whose history a key names; empty: it is another key.
+
+    >>> cluster_of_history("/.gazette-platform/history/gazette/cluster#")
+    '/gazette/cluster'
+    """
+    head = f"{_ROOT}/history"
+    return key[len(head) : -1] if key.startswith(f"{head}/") and key.endswith("#") else ""
 
 
 # Records that are read at a time: some hundred kilobytes together, unless registers are long.

@@ -22,13 +22,15 @@ from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.crash.handover import (
     alone_with,
     await_former,
+    check_not_restoring,
     note_heads,
     recover_spools,
     say_leaving,
     take_homes,
     wait_handed_over,
 )
-from gazette_platform.broker.etcd_records import own_member_key
+from gazette_platform.broker.etcd_records import own_member_key, restoring_key
+from gazette_platform.broker.identity import read_identity
 from gazette_platform.broker.journal.gaps import still_storing
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
@@ -149,7 +151,10 @@ class Broker:
         etcd = EtcdClient(config.etcd_endpoints, tls=config.etcd_tls)
         self._stack.push_async_callback(etcd.close)
         await etcd.connect()
-        homes = self._homes = await take_homes(etcd, config, process_id)
+        await check_not_restoring(etcd, config.etcd_prefix)
+        self._identity = await read_identity(etcd, config.etcd_prefix)
+        homes = self._homes = await take_homes(etcd, config, process_id, self._identity)
+        self._identity.history = self._identity.history or homes[0].history
         for home in homes:
             home.syncs_names = config.fsync is not FsyncMode.NEVER
             self._stack.callback(home.close)
@@ -162,6 +167,7 @@ class Broker:
         )
         self._membership = Membership(space.state, process_id)
         self._context = self._build(etcd, space, process_id, clock, rng)
+        self.metrics.stores.active.set_function(self._context.stores.__len__)
         self._stack.push_async_callback(self.tasks.close)
         self._resolver = Resolver(
             space,
@@ -279,7 +285,6 @@ class Broker:
             check=metrics.stores.checked(health_check),
             faults=self.faults,
         )
-        metrics.stores.active.set_function(stores.__len__)
         guard = StoreGuard(
             space.state,
             allowed=config.stores_allowed,
@@ -324,6 +329,7 @@ class Broker:
             guard=guard,
             lister=lister,
             persister=self._persister,
+            identity=self._identity,
             spools=self._homes[0],
             leftovers=self._leftovers,
             executor=executor,
@@ -351,7 +357,7 @@ class Broker:
         prefix = self.config.etcd_prefix
         ours = Put(own_member_key(prefix, process_id), say_homes(self._homes))
         self._announcement: Announcement = await announce(
-            etcd, prefix, spec, self._lease, beside=ours
+            etcd, prefix, spec, self._lease, beside=ours, unless=restoring_key(prefix)
         )
         self._context.membership.hold(self._lease)
         await space.load(self._announcement.revision)

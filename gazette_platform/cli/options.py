@@ -107,16 +107,17 @@ def with_options(
 
     call.__doc__ = command.__doc__
     call.__name__ = command.__name__
-    parameters = [
-        inspect.Parameter(
-            option.parameter,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=option.default(),
-            annotation=_annotation(option),
-        )
-        for option in options
-    ]
-    return with_parameters(call, parameters)
+    return with_parameters(call, map(parameter_of, options))
+
+
+def parameter_of(option: ProcessOption) -> inspect.Parameter:
+    """The parameter of a command that has this option."""
+    return inspect.Parameter(
+        option.parameter,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=option.default(),
+        annotation=_annotation(option),
+    )
 
 
 def _annotation(option: ProcessOption) -> Any:

@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-_EXIT_INTERRUPTED = 130  # as `cli.errors` has it, which takes longer to import
+_EXIT_INTERRUPTED = 130  # as `cli.program` has it, which takes longer to import
 
 
 def gazctl() -> int:

@@ -82,6 +82,9 @@ _CONNECT_S_MIN: Final = 1.0
 # Codes that say the broker was not reached or went away; everything else is an answer.
 _UNREACHED: Final = frozenset({Code.UNAVAILABLE, Code.CANCELLED})
 _ASKED_AGAIN: Final = (ASK_AGAIN, TRY_AGAIN, ASK_ANOTHER)
+# Brokers say so once they have stopped and no other one took their journals over, ours and Gazette's: before a call
+# looks at a journal, so an append was not taken.
+_LEAVING: Final = "resolver has stopped serving local replicas"
 # The text of calls that end because the client is closed.
 _CLOSED: Final = "the client was closed during the call"
 _BY_PROXY: Final = "(through the HTTP proxy "
@@ -143,6 +146,8 @@ def call_error(err: RpcFailed, endpoint: str, what: str, *, peer: str = "broker"
         elif details.endswith(_ASKED_AGAIN):
             kind, said = NotYet, f"cannot answer now: {details}"
         return kind(f"{what}: {peer} {endpoint} {said}")
+    if code is Code.UNKNOWN and details.endswith(_LEAVING):
+        return NotYet(f"{what}: {peer} {endpoint} is leaving: {details}")
     if code is Code.DEADLINE_EXCEEDED:
         return CallUnanswered(f"{what}: {peer} {endpoint} did not answer in time ({_HANGS})")
     if code is Code.UNAUTHENTICATED:

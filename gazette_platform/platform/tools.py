@@ -24,7 +24,7 @@ import tomllib
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from gazette_platform.errors import SetupError
 from gazette_platform.platform.download import (
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _INSTALL_TIMEOUT_S = 1800
+_CHART_TOOLS: Final = {
+    "helm": "GAZETTE_HELM",
+    "kustomize": "GAZETTE_KUSTOMIZE",
+    "kube-score": "GAZETTE_KUBE_SCORE",
+}
 _SHARE_TIMEOUT_S = 60
 # Of Trino's 50 plugins these serve the lake (and tpch, a source of test data): 480 of 900 MB stay.
 _TRINO_PLUGINS = frozenset({"hive", "iceberg", "memory", "tpch"})
@@ -140,6 +145,14 @@ def h2spec() -> Path:
     Raises: SetupError: Go is missing, or could not build it.
     """
     return _go_program("h2spec", "GAZETTE_H2SPEC")
+
+
+def chart_tool(name: str) -> Path:
+    """``helm``, ``kustomize`` or ``kube-score``, which tests of ``deploy`` run: that of its variable, or built.
+
+    Raises: SetupError: Go is missing, or could not build it.
+    """
+    return _go_program(name, _CHART_TOOLS[name])
 
 
 def gcs_server() -> Path:

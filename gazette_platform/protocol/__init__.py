@@ -51,7 +51,6 @@ from gazette_platform.protocol.offsets import (
     require_same,
     split_created,
 )
-from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 from gazette_platform.protocol.routing import (
     BrokerSpec,
     EtcdHeader,
@@ -110,7 +109,6 @@ __all__ = [
     "Label",
     "LabelSelector",
     "LabelSet",
-    "PathPostfixTemplate",
     "ProcessId",
     "Route",
     "Status",

@@ -24,7 +24,6 @@ from gazette_platform.protocol.names import (
     validate_journal_name,
     validate_path_component,
 )
-from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 from gazette_platform.protocol.routing import Route, validate_header
 from gazette_platform.protocol.specs import JournalSpec, validate_store_url
 
@@ -273,6 +272,8 @@ def _validate_postfix(spec: JournalSpec) -> None:
 
     Only specs that are applied are checked, as with their size.
     """
+    from gazette_platform.protocol.path_postfix import PathPostfixTemplate  # noqa: PLC0415  slow to import
+
     sample = Fragment(spec.name, 0, 1, codec=CompressionCodec.NONE)
     template = PathPostfixTemplate(spec.fragment.path_postfix_template)
     postfix = template.evaluate(sample, _SAMPLE_TIME, EMPTY_LABELS, spec)

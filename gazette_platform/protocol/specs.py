@@ -22,7 +22,6 @@ from gazette_platform.ops.text import (
 from gazette_platform.protocol.enums import CompressionCodec, JournalFlag, SuspendLevel
 from gazette_platform.protocol.labels import EMPTY_LABELS, LabelSet
 from gazette_platform.protocol.names import check_field, validate_journal_name
-from gazette_platform.protocol.path_postfix import validate_path_postfix_template
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
@@ -264,6 +263,8 @@ class FragmentSpec:
                 f"invalid FlushInterval ({format_duration(self.flush_interval_ns)}; "
                 f"expected 0 or >= {format_duration(_FLUSH_INTERVAL_MIN_NS)})"
             )
+        from gazette_platform.protocol.path_postfix import validate_path_postfix_template  # noqa: PLC0415  slow to import
+
         check_field(
             "PathPostfixTemplate", validate_path_postfix_template, self.path_postfix_template
         )

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from gazette_platform.errors import SetupError
 from gazette_platform.testing.fault_proxy import FaultProxies, FaultProxy
 from gazette_platform.testing.servers import BrokerServer
+from gazette_platform.testing.waiting import pass_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["BrokerCluster", "broker_names"]
 
 _DRAIN_TIMEOUT_S = 60.0
+_POLL_S = 0.05
 
 
 def broker_names(zones: Sequence[str]) -> tuple[str, ...]:
@@ -196,6 +198,23 @@ class BrokerCluster:
                     f"{name} exited with {code} when asked to leave; its log ends:\n"
                     f"{self.brokers[name].log_tail()}"
                 )
+
+    async def stop(self, name: str, *, grace_s: float) -> bool:
+        """SIGTERM, and SIGKILL if it runs still after `grace_s` seconds, as Kubernetes ends a pod.
+
+        Returns: whether it ended by itself, with exit code 0.
+        """
+        broker = self.brokers[name]
+        self._is_unfit(name)
+        broker.terminate()
+        try:
+            async with asyncio.timeout(grace_s):
+                while not broker.has_ended:
+                    await pass_time(_POLL_S)
+        except TimeoutError:
+            await asyncio.to_thread(broker.kill)
+            return False
+        return await asyncio.to_thread(broker.wait) == 0
 
     def isolate(self, *names: str) -> None:
         """Cut brokers off from etcd, and from the calls of clients and peers.

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -275,6 +276,16 @@ class BrokerServer(ServerProcess):
         self.zone = zone
         self._lease_s = lease_s
         self.program = tuple(program) or (sys.executable, "-m", "gazette_platform.cli.gazette")
+
+    def move(self, *, is_empty: bool = False) -> None:
+        """Give a broker that does not run another address, as of another machine.
+
+        Args:
+            is_empty: its spools stay behind.
+        """
+        self.port, self.http_port = choose_ports(["grpc", "http"]).values()
+        if is_empty:
+            shutil.rmtree(self.spool)
 
     @override
     def start(self, *, timeout_s: float = 30.0) -> None:

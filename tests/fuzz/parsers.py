@@ -35,7 +35,6 @@ from gazette_platform.protocol import (
     JournalSpec,
     LabelSelector,
     LabelSet,
-    PathPostfixTemplate,
     parse_duration,
     parse_fragment_path,
 )
@@ -45,6 +44,7 @@ from gazette_platform.protocol.content import (
     decode_read_content,
     decode_replicate_content,
 )
+from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 from gazette_platform.protocol.specs import parse_store_url
 from gazette_platform.stores import open_store
 from gazette_platform.yaml_specs.journal_tree import parse_journal_tree

@@ -157,7 +157,7 @@ async def test_commits_are_counted(cluster, stub, broker):
     assert 'gazette_write_head{journal="a/journal"} 8.0' in text
 
 
-STOPPED = "resolve: resolver has stopped serving local replicas"
+STOPPED = "resolve: resolver has stopped serving local replicas; ask again"
 
 
 async def test_e2_an_append_in_progress_at_shutdown_finishes(cluster, broker, stub):
@@ -185,7 +185,7 @@ async def test_e3_an_append_that_is_late_is_refused(cluster, broker, stub):
     await eventually(lambda: not broker._resolver._is_serving)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.commit()
-    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNKNOWN, STOPPED)
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPED)
     assert await draining == []
 
 

@@ -13,7 +13,6 @@ from gazette_platform.protocol import (
     Label,
     LabelSelector,
     LabelSet,
-    PathPostfixTemplate,
     SuspendLevel,
     SuspendSpec,
     conflicting_prefix,
@@ -22,6 +21,7 @@ from gazette_platform.protocol import (
     parse_fragment_path,
     validate_journal_name,
 )
+from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.yaml_specs.journal_tree import parse_journal_tree, to_journal_tree
 

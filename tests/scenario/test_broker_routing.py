@@ -706,7 +706,7 @@ async def test_rs10_a_demoted_primary_gets_a_new_replica(stage, tasks):
 async def test_rs11_after_a_stop_peers_still_resolve(stage):
     stage.spec(replication=1)
     stage.assign(OURS, 0)
-    replica = stage.resolver.replicas[JOURNAL]
+    replica, stopped = stage.resolver.replicas[JOURNAL], "^resolve: .* local replicas; ask again$"
     waiting = asyncio.ensure_future(  # noqa: TID251  awaited below
         stage.resolve(min_revision=stage.space.revision + 1)
     )
@@ -714,9 +714,9 @@ async def test_rs11_after_a_stop_peers_still_resolve(stage):
     await stage.resolver.close()
     assert replica.is_closed
     stage.etcd.write(Put("/p/items/another", b""))
-    with pytest.raises(RpcFailed, match=r"^resolve: resolver has stopped serving local replicas$"):
+    with pytest.raises(RpcFailed, match=stopped):
         await asyncio.wait_for(waiting, 5)
-    with pytest.raises(RpcFailed, match=r"^resolve: resolver has stopped serving local replicas$"):
+    with pytest.raises(RpcFailed, match=stopped):
         await stage.resolve()
     stage.etcd.write(
         Delete(assignment_key(PREFIX, JOURNAL, OURS, 0)),
@@ -729,7 +729,7 @@ async def test_rs11_after_a_stop_peers_still_resolve(stage):
         Put(assignment_key(PREFIX, JOURNAL, OURS, 0), b""),
     )
     assert stage.resolver.replicas == {JOURNAL: replica}
-    with pytest.raises(RpcFailed, match="has stopped serving local replicas"):
+    with pytest.raises(RpcFailed, match=stopped):
         await stage.resolve()
 
 

@@ -201,6 +201,17 @@ def test_an_error_says_whether_the_broker_was_reached(details, said):
     assert error.retriable
 
 
+@pytest.mark.parametrize("before", ["", "proxied: "], ids=["direct", "proxied"])
+def test_a_broker_that_has_stopped_serving_is_asked_again(before):
+    """Nothing was done: it says so before it looks at the journal. Gazette's brokers say it as well."""
+    text = f"{before}resolve: resolver has stopped serving local replicas"
+    error = call_error(RpcFailed(Code.UNKNOWN, text), DEAD, "append to a/one")
+    assert "is leaving: " in str(error)
+    assert error.retriable
+    other = call_error(RpcFailed(Code.UNKNOWN, "resolve: out of ideas"), DEAD, "append to a/one")
+    assert not other.retriable
+
+
 def test_a_call_that_the_broker_dropped_is_made_again():
     """Cancelled by the other side: it had too many before it."""
     error = call_error(RpcFailed(Code.CANCELLED, "CANCELLED"), DEAD, "list of journals")

@@ -12,11 +12,10 @@ from gazette_platform.protocol import (
     JournalFlag,
     JournalSpec,
     LabelSet,
-    PathPostfixTemplate,
     SuspendLevel,
     SuspendSpec,
 )
-from gazette_platform.protocol.path_postfix import format_time
+from gazette_platform.protocol.path_postfix import PathPostfixTemplate, format_time
 
 _AT = datetime(2024, 1, 2, 5, 6, 7, 890_000, tzinfo=UTC)
 _SPEC = JournalSpec(

@@ -16,8 +16,8 @@ from gazette_platform.protocol import (
     FragmentSpec,
     JournalSpec,
     LabelSet,
-    PathPostfixTemplate,
 )
+from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 
 _AT = datetime(2024, 1, 2, 5, 6, 7, tzinfo=UTC)
 _MANY = LabelSet.of(*((f"name-{n:05}", "v" * 20) for n in range(5000)))

@@ -211,11 +211,12 @@ class AdminApi:
     def _note_created(self, savepoint: admin_pb.Savepoint) -> None:
         """Say of each journal which one its offset belongs to, unless the client has said it."""
         items = self._context.space.state.items
-        bits = history_bits(self._context.spools.history)
+        identity = self._context.identity
+        bits = history_bits(self._context.identity.history)
         known = created_map(savepoint.offsets, savepoint.created)
         for name in savepoint.offsets:
             if name in items:
-                now = created_by(items[name].create_revision, bits)
+                now = created_by(identity.revision_of(name, items[name].create_revision), bits)
                 known[name] = learned(now, known.get(name, 0))
         savepoint.created[:] = created_list(savepoint.offsets, known)
 
@@ -452,7 +453,9 @@ class ResetHeadApi:
             return Status.FRAGMENT_STORE_UNHEALTHY
         # These offsets are about to be given out again. A broker that stored its old content there later
         # would contradict what is appended from now on.
-        gives_up = request.give_up and not request.dry_run
+        # After a restore it is not known which spools are awaited; the reset gives up what they hold.
+        is_restored = isinstance(found, HoldersAway) and not awaited
+        gives_up = (request.give_up or is_restored) and not request.dry_run
         is_settled = await replica.settle_others(gives_up=gives_up)
         if not is_settled and (gives_up or not awaited):
             raise NotNow(

@@ -145,7 +145,8 @@ class ListApi:
                 message, size = pb.ListResponse(), 0
                 await turns.take()
             listed = message.journals.add(
-                mod_revision=item.mod_revision, create_revision=item.create_revision
+                mod_revision=item.mod_revision,
+                create_revision=self._context.identity.revision_of(name, item.create_revision),
             )
             listed.spec.CopyFrom(item.spec.to_pb())
             self._state.route_of(name).into_pb(listed.route)

@@ -322,7 +322,7 @@ class BrokerService:
         self.read = self._server_stream("Read", can.READ, self._read.read, is_resumed=True)
         self.list_journals = self._server_stream("List", can.LIST, listing.list_journals)
         replicated = self._bidi_stream("Replicate", can.REPLICATE, replicate.replicate)
-        history = {HISTORY: context.spools.history}
+        history = {HISTORY: context.identity.history}
         rpcs = [
             Rpc(_JOURNAL, _APPEND, Kind.CLIENT_STREAM, appends.serve, at_once=appends.at_once),
             Rpc(_JOURNAL, "Read", Kind.SERVER_STREAM, self.read),

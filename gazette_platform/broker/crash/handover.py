@@ -28,6 +28,7 @@ from gazette_platform.broker.etcd_records import (
     own_member_key,
     own_members_prefix,
     read_record,
+    restoring_key,
 )
 from gazette_platform.broker.journal.claims import write_head
 from gazette_platform.broker.spool.home import Owner, SpoolHome, boot_id, free_homes
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.epochs import EpochRecord
+    from gazette_platform.broker.identity import ClusterIdentity
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.spool.leftovers import Leftovers
     from gazette_platform.etcd import EtcdClient, KeyValue, Lease
@@ -403,8 +405,17 @@ async def history_of(etcd: EtcdClient, prefix: str) -> str:
     return found.value.decode(errors="replace") if found is not None else ""
 
 
+async def check_not_restoring(etcd: EtcdClient, prefix: str) -> None:
+    """Raises: SetupError: `gazette restore` is not done yet; EtcdError. Cancellation: safe."""
+    if await etcd.get(restoring_key(prefix)) is not None:
+        raise SetupError(
+            f"the cluster {prefix} is being restored from a backup (wait until `gazette restore` ends; if it "
+            "was interrupted, run it again)"
+        )
+
+
 async def take_homes(
-    etcd: EtcdClient, config: BrokerConfig, process_id: ProcessId
+    etcd: EtcdClient, config: BrokerConfig, process_id: ProcessId, identity: ClusterIdentity
 ) -> list[SpoolHome]:
     """Take over the homes of spools whose processes have ended; make an empty one if there are none.
 
@@ -416,7 +427,8 @@ async def take_homes(
     Cancellation: the homes stay ours until this process ends.
     """
     found = await etcd.range(own_member_key(config.etcd_prefix, process_id))
-    cluster = f"{found.header.cluster_id:x}{config.etcd_prefix}"
+    # Spools outlive an etcd that is restored in another one.
+    cluster = f"{identity.cluster or format(found.header.cluster_id, 'x')}{config.etcd_prefix}"
     owner = Owner(cluster, process_id.name, boot_id())
     # New spools go to the first home, and in a copy no tenure begins: whoever finds it next has to
     # see a copy, too.

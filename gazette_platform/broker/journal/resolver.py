@@ -26,7 +26,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Stopped(RpcFailed):
-    """This broker is leaving, and does not serve its replicas any more."""
+class Stopped(NotNow):
+    """This broker is leaving, and does not serve its replicas any more: others will, or it when it is back."""
 
     def __init__(self) -> None:
-        super().__init__(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
+        super().__init__("resolve: resolver has stopped serving local replicas")
 
 
 class LocalReplica(Protocol):

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, final
 from weakref import WeakValueDictionary
 
-from gazette_platform.broker.epochs import announce, is_long, release, save, settled
+from gazette_platform.broker.epochs import announce, is_long, is_unknown, release, save, settled
 from gazette_platform.broker.etcd_records import (
     delete_record,
     has_foreign_members,
@@ -203,7 +203,7 @@ class Leftovers:
             )
             # No record of this spec: the journal is new, or etcd lost its data and the specs were
             # applied again. In the latter case the spool may be all that is left of it.
-            is_new = record is None or record.create_revision != create_revision
+            is_new = is_unknown(record, create_revision)
             if is_new and any(one.is_older_than_etcd for one in evidence):
                 # Only now, since it waits for the listing of the store, which may be away for long.
                 number = continuation(evidence, stored_end=await stored_end())
@@ -452,12 +452,14 @@ class Leftovers:
             # The files stay: without them the next process would take the tenure for whole.
             await run_in(self._executor, self._set_torn_aside, found)
             self._saved.add(found)
-            _log.error(
-                "%s: this journal's spool is not whole: %s; what is known is stored, and appends wait for "
-                "`gazctl journals reset-head`",
-                found.tenure.journal,
-                _why_not_whole(found),
-            )
+            # A whole one is saved after etcd was restored, when an operator resets the head.
+            if not (found.is_whole and found.tenure.is_older_than_etcd):
+                _log.error(
+                    "%s: this journal's spool is not whole: %s; what is known is stored, and appends wait for "
+                    "`gazctl journals reset-head`",
+                    found.tenure.journal,
+                    _why_not_whole(found),
+                )
         if is_given_up:
             await self._tell_registers(found)
             await self._set_contradicting_aside(found)

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from gazette_platform.broker.epochs import tenure_status
+from gazette_platform.broker.epochs import is_unknown, tenure_status
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -125,11 +125,13 @@ def decide(
     verdicts = []
     for number, one in enumerate(found):
         status = _status(record, one, journal_revision)
-        is_new = record is None or record.create_revision != journal_revision
+        is_new = is_unknown(record, journal_revision)
         # etcd came back empty: the record that would name the holder is lost with everything else. To yield would set
         # aside what may be the only copy. It waits until a replica of the new spec goes on with it, or does not.
         if one.is_older_than_etcd and is_new:
-            verdicts.append(_WAIT)
+            # After a restore an operator lets the journal go on after all that the spools have.
+            is_stored = is_given_up and is_furthest(found, number, in_use)
+            verdicts.append(Verdict(Todo.SAVE) if is_stored else _WAIT)
         elif not status.is_holder:
             # Up to the end of its last epoch the content was part of the journal, whoever holds it now. After that
             # another broker may have given the same offsets to other bytes.

@@ -29,6 +29,8 @@ app = typer.Typer(
         {
             "serve": "serve:serve",
             "print-config": "serve:print_config",
+            "backup": "backup:backup",
+            "restore": "backup:restore",
             "up": "platform:up",
             "down": "platform:down",
             "status": "platform:status",

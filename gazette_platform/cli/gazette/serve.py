@@ -33,14 +33,14 @@ from gazette_platform.serving.members.line import SupervisorLine
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_BROKER = ServerOptions(
+BROKER_OPTIONS = ServerOptions(
     BrokerConfig, "broker", "other brokers", "serves the gRPC port and calls peers"
 )
 
 SERVE_OPTIONS = (
-    *_BROKER.address(
+    *BROKER_OPTIONS.address(
         "Host to bind, and to advertise to clients and peers.",
-        _BROKER.own(
+        BROKER_OPTIONS.own(
             "port",
             ListenAddress,
             "TCP port of the gRPC service, 0 for any free one; or a Unix socket, as unix:///path.",
@@ -56,73 +56,75 @@ SERVE_OPTIONS = (
         BrokerConfig,
         "1",
     ),
-    *_BROKER.security(),
-    _BROKER.own(
+    *BROKER_OPTIONS.security(),
+    BROKER_OPTIONS.own(
         "allow-origin",
         list,
         "Origin whose pages may use the HTTP gateway; * for all. Repeatable.",
     ),
-    _BROKER.own(
+    BROKER_OPTIONS.own(
         "allow-host",
         list,
         "Host name that HTTP requests may use, besides --broker.host, --broker.advertise and the names of the "
         "machine; * for any. Checked if neither tokens nor TLS are on. Repeatable.",
     ),
-    _BROKER.own("file-root", Path, "Folder that roots file:// stores; must exist."),
-    _BROKER.own("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
-    _BROKER.own(
+    BROKER_OPTIONS.own("file-root", Path, "Folder that roots file:// stores; must exist."),
+    BROKER_OPTIONS.own("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
+    BROKER_OPTIONS.own(
         "stores-allowed",
         list,
         "URL of a store that specs may use, with all stores below it, as file:///tenants/. Repeatable. "
         "Default: any store.",
     ),
-    _BROKER.own(
+    BROKER_OPTIONS.own(
         "spool-dir", Path, "Folder of the spools, on a local disk that outlives the process."
     ),
-    _BROKER.own(
+    BROKER_OPTIONS.own(
         "fsync",
         FsyncMode,
         "When to sync appended bytes to the disk: at each commit, before the broker acknowledges it; every "
         "second; or never. They survive the end of the process in any case.",
     ),
-    *_BROKER.shared("wire"),
-    _BROKER.own("limit", int, "Most journals to assign to this broker.", "journal_limit"),
-    _BROKER.own(
+    *BROKER_OPTIONS.shared("wire"),
+    BROKER_OPTIONS.own("limit", int, "Most journals to assign to this broker.", "journal_limit"),
+    BROKER_OPTIONS.own(
         "max-append-rate",
         int,
         "Cap on the append rate that specs of journals set, in bytes per second; 0 for no cap.",
     ),
-    _BROKER.own("min-append-rate", int, "Bytes per second that an appending client must sustain."),
-    _BROKER.own("max-replication", int, "Cap on the replication of journals."),
-    *_BROKER.shared("max-grpc-recv-size", "watch-delay"),
-    _BROKER.own(
+    BROKER_OPTIONS.own(
+        "min-append-rate", int, "Bytes per second that an appending client must sustain."
+    ),
+    BROKER_OPTIONS.own("max-replication", int, "Cap on the replication of journals."),
+    *BROKER_OPTIONS.shared("max-grpc-recv-size", "watch-delay"),
+    BROKER_OPTIONS.own(
         "append-wait",
         float,
         "How long an append waits for its journal to become writable, and a read for the first "
         "listing of its stores; 0s fails at once.",
     ),
-    _BROKER.own(
+    BROKER_OPTIONS.own(
         "auto-suspend",
         bool,
         "Suspend journals that had no appends for 15 minutes, once the store holds all of their bytes.",
     ),
-    *_BROKER.shared("drain-timeout"),
-    _BROKER.own(
+    *BROKER_OPTIONS.shared("drain-timeout"),
+    BROKER_OPTIONS.own(
         "evict-after",
         float,
         "How long a broker's address must refuse connections from two brokers in different zones, until the "
         "broker counts as crashed and loses its lease; 0s waits for the lease to end.",
     ),
-    *_BROKER.etcd(),
-    _BROKER.of("etcd.prefix", str, "Path under which the cluster keeps keys."),
-    _BROKER.lease("Time after which etcd forgets a broker that died."),
-    *_BROKER.log(),
-    _BROKER.of(
+    *BROKER_OPTIONS.etcd(),
+    BROKER_OPTIONS.of("etcd.prefix", str, "Path under which the cluster keeps keys."),
+    BROKER_OPTIONS.lease("Time after which etcd forgets a broker that died."),
+    *BROKER_OPTIONS.log(),
+    BROKER_OPTIONS.of(
         "debug.port",
         int,
         "TCP port of an additional plain listener, with only readiness and metrics; 0 for any free one.",
     ),
-    _BROKER.of("debug.private", bool, "Serve readiness and metrics on the debug port only."),
+    BROKER_OPTIONS.of("debug.private", bool, "Serve readiness and metrics on the debug port only."),
 )
 
 

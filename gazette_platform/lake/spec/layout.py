@@ -27,7 +27,6 @@ from typing_extensions import override
 from gazette_platform.errors import LakeError, PartitionConflict, ValidationError
 from gazette_platform.lake.spec.table_spec import Partition, TableSpec, check_clash
 from gazette_platform.protocol import Fragment, LabelSet, parse_store_url
-from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -383,6 +382,8 @@ def expected_directory(journal: JournalSpec, at: datetime) -> str:
     if not text:
         return journal.name
     fragment = Fragment(journal.name, 0, 0, codec=journal.fragment.codec)
+    from gazette_platform.protocol.path_postfix import PathPostfixTemplate  # noqa: PLC0415  slow to import
+
     try:
         postfix = PathPostfixTemplate(text).evaluate(fragment, at, LabelSet(), journal)
     except ValidationError as err:

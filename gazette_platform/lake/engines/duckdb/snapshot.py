@@ -32,7 +32,7 @@ from gazette_platform.lake.spec.layout import (
 )
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.ops.tasks import Aclosing, side_by_side
-from gazette_platform.protocol import Fragment, JournalSpec, LabelSet, PathPostfixTemplate
+from gazette_platform.protocol import Fragment, JournalSpec, LabelSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -182,6 +182,8 @@ class _Places:
     def _live_directory(self, spec: JournalSpec) -> str:
         if not spec.fragment.path_postfix_template:
             return spec.name
+        from gazette_platform.protocol.path_postfix import PathPostfixTemplate  # noqa: PLC0415  slow to import
+
         try:
             postfix = PathPostfixTemplate(spec.fragment.path_postfix_template).evaluate(
                 Fragment(spec.name, 0, 0), self._now, LabelSet(), spec
