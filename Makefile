@@ -136,8 +136,8 @@ typed-crash: $(STAMP) ## Kill runs of typed tables at each of their calls, and c
 soak: $(STAMP) ## Sum streams by consumers while brokers, consumers, etcd and PostgreSQL are killed, stopped and cut off, and check each sum (SEED, MINUTES)
 	$(PY) -m tests.soak --seed $(SEED) --minutes $(MINUTES)
 
-screenshots: $(STAMP) ## Take the pictures in docs/images again, of a demo in a headless browser
-	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_SCREENSHOTS=docs/images $(BIN)/pytest -k TestDagsterUi tests/e2e/test_demo.py $(ARGS)
+screenshots: $(STAMP) ## Take the pictures in docs/images again, of a demo and the console in a headless browser
+	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_SCREENSHOTS=docs/images $(BIN)/pytest -k "TestDagsterUi or console" tests/e2e/test_demo.py tests/e2e/test_console_pages.py $(ARGS)
 
 gen: $(STAMP) ## Generate code from proto/, the reference of commands, the map of modules and dashboards
 	$(PY) tools/gen.py

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol import validate_store_url
+from gazette_platform.protocol import endpoint_grpc_address, validate_store_url
 from gazette_platform.serving.config import ServerConfig, check_setting, expect_setting
 
 
@@ -62,6 +62,12 @@ class BrokerConfig(ServerConfig):
 
     debug_private: bool = False
     """Whether the HTTP port leaves the diagnostics to `debug_port`."""
+
+    no_console: bool = False
+    """Whether the HTTP port leaves out the console."""
+
+    console_consumer: tuple[str, ...] = ()
+    """Endpoint URLs of consumers whose shards the console shows."""
 
     etcd_prefix: str = "/gazette/cluster"
     """Clean path under which the cluster keeps its keys."""
@@ -124,6 +130,8 @@ class BrokerConfig(ServerConfig):
             expect_setting(
                 0 <= self.debug_port < 65536, "debug.port", "0 to 65535", self.debug_port
             )
+        for url in self.console_consumer:
+            check_setting("broker.console-consumer", endpoint_grpc_address, url)
         for url in self.stores_allowed:
             check_setting("broker.stores-allowed", validate_store_url, url)
         expect_setting(

@@ -68,6 +68,11 @@ class Membership:
         """Our member key is under this lease."""
         self._lease = lease
 
+    @property
+    def lease_left_s(self) -> float:
+        """Seconds until our lease ends unless it is renewed; 0: it has ended."""
+        return max(0.0, self._lease.remaining_s) if self._lease is not None else 0.0
+
     def give_up(self, reason: str) -> None:
         """Stop acknowledging: our port is about to close, and etcd may not know yet that we leave."""
         self._reason = self._reason or reason

@@ -60,12 +60,15 @@ from gazette_platform.stores import StoreRegistry, health_check, open_store
 from gazette_platform.stores.registry import MeasuredStore
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
+
+    from aiohttp.web import UrlDispatcher
 
     from gazette_platform.allocator import Announcement
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.protocol import Fragment, JournalSpec
 
+    Pages = Callable[[BrokerService, BrokerConfig, TaskGroup, UrlDispatcher], None]
 
 _log = logging.getLogger(__name__)
 
@@ -107,10 +110,14 @@ class Broker:
         failed: set when it can no longer serve, with the reason in `failure`.
         service: its RPCs, as a transport calls them, once it has started.
         faults: unforeseen errors that it survived.
+
+    Args:
+        pages: adds the routes of the console, which `config` may switch off.
     """
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, pages: Pages | None = None) -> None:
         self.config = config
+        self._pages = None if config.no_console else pages
         self.metrics = BrokerMetrics()
         self.faults = Faults(lambda kind: self.metrics.unforeseen.labels(kind).inc())
         self.tasks = TaskGroup("broker", faults=self.faults)
@@ -234,35 +241,35 @@ class Broker:
         config = self.config
         tasks = TaskGroup("http", faults=self.faults)
         self._stack.push_async_callback(tasks.close)
-        http = HttpServer(
+        serving = partial(
+            HttpServer,
             host=config.http_host,
-            port=config.http_port,
             metrics=self._context.metrics,
             unready=lambda: "" if self._is_ready else NOT_SERVING,
-            tls=config.server_tls.server_context() if config.server_cert_file else None,
             tasks=tasks,
             faults=self.faults,
+        )
+        http = serving(
+            port=config.http_port,
+            tls=config.server_tls.server_context() if config.server_cert_file else None,
             guard=HostGuard(config.host_names, config.allow_origin),
             flag="broker.http-port",
-            add_routes=Gateway(self.service, allow_origin=config.allow_origin, tasks=tasks).add_to,
+            add_routes=partial(self._add_routes, tasks),
             has_diagnostics=not config.debug_private,
         )
         await http.start()
         self._stack.push_async_callback(http.stop)
         self.http_port = http.port
         if config.debug_port is not None:
-            debug = HttpServer(
-                host=config.http_host,
-                port=config.debug_port,
-                metrics=self._context.metrics,
-                unready=lambda: "" if self._is_ready else NOT_SERVING,
-                tasks=tasks,
-                faults=self.faults,
-                flag="debug.port",
-            )
+            debug = serving(port=config.debug_port, flag="debug.port")
             await debug.start()
             self._stack.push_async_callback(debug.stop)
             self.debug_port = debug.port
+
+    def _add_routes(self, tasks: TaskGroup, router: UrlDispatcher) -> None:
+        if self._pages is not None:
+            self._pages(self.service, self.config, tasks, router)
+        Gateway(self.service, allow_origin=self.config.allow_origin, tasks=tasks).add_to(router)
 
     def _build(
         self,

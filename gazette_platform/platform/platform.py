@@ -289,6 +289,7 @@ def shell_environment(layout: PlatformDir, endpoints: Endpoints) -> dict[str, st
     variables = environment_of(layout, endpoints, has_trino="trino" in endpoints.pids)
     if endpoints.broker:
         variables["BROKER_ADDRESS"] = variables["GAZETTE_BROKER_ADDRESS"]
+    if endpoints.etcd:
         variables["ETCD_ADDRESS"] = endpoints.etcd
     return variables
 

@@ -17,6 +17,7 @@ from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.serve import Broker
 from gazette_platform.client import ClientConfig
 from gazette_platform.codecs import compressor
+from gazette_platform.console import add_console
 from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.cluster import (
     backup_hint_keys,
@@ -141,7 +142,7 @@ class LocalBrokers:
             "watch_delay_s": 0.0,
             **wire_settings(),
         }
-        broker = Broker(BrokerConfig(**(defaults | settings)))
+        broker = Broker(BrokerConfig(**(defaults | settings)), add_console)
         self._brokers.append(broker)
         await broker.start()
         return broker

@@ -37,6 +37,23 @@ _WITH_TEXT = """(() => {
   return found.length > 0;
 })()"""
 _DRAWN = "[...document.querySelectorAll('canvas')].filter(e => e.width && e.height).length"
+_NAMED = frozenset(
+    {
+        "button",
+        "link",
+        "textbox",
+        "searchbox",
+        "checkbox",
+        "tab",
+        "table",
+        "treegrid",
+        "dialog",
+        "image",
+        "log",
+    }
+)
+_KEY_CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "PageDown": 34}
+_KEY_CODES |= {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
 # Chromium calls home in the background, which fails, slowly, on machines without the internet.
 _FLAGS = (
@@ -71,7 +88,11 @@ def find_chromium() -> Path:
 
 @final
 class Browser:
-    """One page of one browser process, with an empty profile. An async context manager."""
+    """One page of one browser process, with an empty profile. An async context manager.
+
+    Attributes:
+        errors: of the page and its console, once `watch_errors` was called.
+    """
 
     def __init__(self, binary: Path) -> None:
         self._binary = binary
@@ -80,6 +101,7 @@ class Browser:
         self._http = aiohttp.ClientSession()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._ids = itertools.count(1)
+        self.errors: list[str] = []
 
     async def __aenter__(self) -> Self:
         try:
@@ -128,9 +150,53 @@ class Browser:
                 message = await self._socket.receive_json()
                 if message.get("id") == number:
                     break
+                self._note(message)
         if "error" in message:
             raise SetupError(f"chromium refused {method}: {message['error']}")
         return dict(message["result"])
+
+    def _note(self, event: dict[str, Any]) -> None:
+        method, params = event.get("method"), event.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            self.errors.append(json.dumps(params["exceptionDetails"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+        elif method == "Runtime.consoleAPICalled" and params["type"] == "error":
+            self.errors.append(json.dumps(params["args"]))
+
+    async def watch_errors(self) -> None:
+        """Note errors from now on."""
+        for domain in ("Runtime", "Log", "Accessibility"):
+            await self._call(f"{domain}.enable")
+
+    async def prefer(self, scheme: str) -> None:
+        """Prefer a colour scheme: ``dark`` or ``light``."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        await self._call("Emulation.setEmulatedMedia", features=[feature])
+
+    async def unnamed(self) -> list[str]:
+        """Roles of what a reader can use, and that has no accessible name."""
+        tree = await self._call("Accessibility.getFullAXTree")
+        return [
+            node["role"]["value"]
+            for node in tree["nodes"]
+            if not node.get("ignored")
+            and node.get("role", {}).get("value") in _NAMED
+            and not node.get("name", {}).get("value")
+        ]
+
+    async def press(self, key: str) -> None:
+        """Press a key by its name, such as ``ArrowDown``."""
+        code = _KEY_CODES.get(key, 0)
+        fields = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        if key == "Enter":
+            fields["text"] = "\r"
+        for kind in ("keyDown", "keyUp"):
+            await self._call("Input.dispatchKeyEvent", type=kind, **fields)
+
+    async def type(self, text: str) -> None:
+        """Type into what has the focus."""
+        await self._call("Input.insertText", text=text)
 
     async def open(self, url: str) -> None:
         """Go to `url`; returns before the page has rendered."""
@@ -140,6 +206,18 @@ class Browser:
         """The text that a reader of the page sees."""
         expression = "document.body ? document.body.innerText : ''"
         return str(await self._evaluate(expression) or "")
+
+    async def evaluate(self, expression: str) -> Any:
+        """The value of an expression in the page; of a promise, what it comes to.
+
+        Raises: SetupError: it throws.
+        """
+        result = await self._call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        if "exceptionDetails" in result:
+            raise SetupError(f"{expression}: {json.dumps(result['exceptionDetails'])}")
+        return result["result"].get("value")
 
     async def _evaluate(self, expression: str) -> object:
         result = await self._call("Runtime.evaluate", expression=expression)

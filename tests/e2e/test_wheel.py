@@ -67,13 +67,14 @@ def test_core_has_its_data_and_needs_no_extras(installed, tmp_path):
         "import importlib.util as u, json, pathlib, gazette_platform as g\n"
         "home = pathlib.Path(g.__file__).parent\n"
         f"heavy = [name for name in {HEAVY!r} if u.find_spec(name)]\n"
-        "data = sorted(str(p.relative_to(home)) for p in home.glob('_*/**/*.*'))\n"
+        "data = sorted(str(p.relative_to(home)) for p in home.glob('[_c]*/**/*.*'))\n"
         "print(json.dumps([str(home), heavy, data]))"
     )
     home, heavy, data = json.loads(run(installed / "python", "-c", program, cwd=tmp_path))
     assert Path(home).is_relative_to(installed.parent)
     assert heavy == []
     assert "_hive_metastore/hive-site.xml" in data
+    assert "console/static/index.html" in data
     assert "_sql/demo/spark/delays_by_arrival.sql" in data
     assert [name for name in data if name.startswith("_sql/trino/") and name.endswith(".sql")]
 

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 
 import pytest
+from backup_calls import PREFIX, backed_up, crash, lose_etcd, lose_spools, restored
 from journal_calls import JOURNAL, client_of, read_all, spec
 
 from gazette_platform.broker.backup import BackupFile, make_backup, restore_backup
@@ -23,7 +24,6 @@ from gazette_platform.testing.waiting import patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
-PREFIX = "/backup/cluster"
 FORMER, FENCED = LabelSet.of(writer="former"), LabelSet.of(writer="later")
 
 
@@ -36,36 +36,6 @@ async def cluster(own_etcd_server, tmp_path):
 @pytest.fixture
 def file(tmp_path):
     return tmp_path / "etcd.backup"
-
-
-async def crash(broker):
-    """As by SIGKILL, except for what its process shares with the test."""
-    await broker._server.stop(grace_s=0.0)
-    await broker._lease.revoke()
-    await broker.abandon()
-
-
-async def backed_up(server, file):
-    async with EtcdClient([server.endpoint]) as etcd:
-        return await make_backup(etcd, file, prefix=PREFIX)
-
-
-async def lose_etcd(server):
-    server.kill()
-    folder = server.log_path.with_name("data")
-    shutil.rmtree(folder)
-    folder.mkdir(mode=0o700)
-    await asyncio.to_thread(server.start)
-
-
-async def restored(server, file):
-    async with EtcdClient([server.endpoint]) as etcd:
-        return await restore_backup(etcd, BackupFile(file))
-
-
-def lose_spools(broker):
-    shutil.rmtree(broker.config.spool_dir)
-    broker.config.spool_dir.mkdir(mode=0o700)
 
 
 async def read_stored(client, length):

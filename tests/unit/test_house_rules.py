@@ -41,7 +41,7 @@ MAY_SLEEP = {
 # pyproject.toml names those, and this list catches the day when another comes to exist.
 _CORE = (
     "errors ops gotemplate protocol yaml_specs etcd keyspace codecs allocator stores fragment client message "
-    "serving broker consumer"
+    "serving broker consumer console"
 )
 CONTRACTS = {
     (
@@ -61,7 +61,7 @@ CONTRACTS = {
         "serving.h2.client_machine serving.h2.endpoint serving.h2.frames serving.h2.hpack serving.h2.server_machine serving.h2.responses serving.h2.stream "
         "sensors.cursor spark.offsets spark.options spark.reading stores.answers"
     ),
-    ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
+    ("pb-edges", "allowed_importers"): "protocol client broker consumer console testing",
 }
 
 # Importable packages of the extras; the core must work without any of them.

@@ -298,6 +298,8 @@ class BrokerService:
     """
 
     def __init__(self, context: BrokerContext, resolver: Resolver[Replica]) -> None:
+        self._context = context
+        self._resolver = resolver
         self._metrics = context.metrics
         self._faults = context.faults
         self._auth = context.auth
@@ -348,6 +350,28 @@ class BrokerService:
             self._unary(_ADMIN, "DeleteSavepoint", can.APPLY, admin.delete_savepoint),
         ]
         self.rpcs = {rpc.name: rpc for rpc in rpcs}
+
+    def claims(self, metadata: Metadata, required: Capability) -> Claims:
+        """The claims of a caller. Raises: Unauthenticated: it has no valid token. Forbidden: it lacks `required`."""
+        return self._auth.authorize(metadata, required)
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients reach this broker, as etcd has it; empty: etcd does not know it."""
+        member = self._context.space.state.members.get(self._context.process_id)
+        return "" if member is None else member.spec.endpoint
+
+    def vitals(self) -> dict[str, float]:
+        """What this broker has appended, what it holds, and the seconds that its lease is good for."""
+        context, replicas = self._context, self._resolver.replicas.values()
+        return {
+            "appended_bytes": context.metrics.spool_commit_bytes.count,
+            "appends": context.metrics.spool_commits.count,
+            "unpersisted_bytes": context.persister.unpersisted_bytes,
+            "replicas": len(replicas),
+            "primaries": sum(replica.is_primary for replica in replicas),
+            "lease_left_s": context.membership.lease_left_s,
+        }
 
     def stop_watches(self) -> None:
         """End the streams that would otherwise last for ever."""

@@ -5,7 +5,8 @@ counts; the order of folders, their age, and how they came there do not.
 
     of the tenure                                              verdict
     ---------------------------------------------------------  ------------------------------------------
-    older than etcd's data, and no broker took appends since    WAIT
+    older than etcd's data, and no broker took appends since    WAIT; SAVE if etcd was restored and an
+                                                                operator resets the head
     else not a holder (see `epochs.tenure_status`)              YIELD up to the end of its last epoch; of
                                                                 a copied home nothing
     a holder, in a copied home                                  SAVE if an operator gives up what is lost,

@@ -68,6 +68,12 @@ SERVE_OPTIONS = (
         "Host name that HTTP requests may use, besides --broker.host, --broker.advertise and the names of the "
         "machine; * for any. Checked if neither tokens nor TLS are on. Repeatable.",
     ),
+    BROKER_OPTIONS.own("no-console", bool, "Serve no console (/console on the HTTP port)."),
+    BROKER_OPTIONS.own(
+        "console-consumer",
+        list,
+        "Address of a consumer, as http://host:port, whose shards the console shows. Repeatable.",
+    ),
     BROKER_OPTIONS.own("file-root", Path, "Folder that roots file:// stores; must exist."),
     BROKER_OPTIONS.own("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
     BROKER_OPTIONS.own(
@@ -184,6 +190,7 @@ def _run_broker(config: BrokerConfig, line: SupervisorLine | None = None) -> Non
     Raises: GazetteError: it could not start, or could not go on; the message says why.
     """
     from gazette_platform.broker.serve import Broker  # noqa: PLC0415  help and errors come at once
+    from gazette_platform.console import add_console  # noqa: PLC0415
     from gazette_platform.serving.process import run_server  # noqa: PLC0415
 
     def settle(broker: Broker) -> None:
@@ -193,7 +200,12 @@ def _run_broker(config: BrokerConfig, line: SupervisorLine | None = None) -> Non
             line.serves(broker.metrics.exposition)
 
     tune_malloc()
-    run_server(lambda: Broker(config), flag="broker.drain-timeout", on_start=settle, overseer=line)
+    run_server(
+        lambda: Broker(config, add_console),
+        flag="broker.drain-timeout",
+        on_start=settle,
+        overseer=line,
+    )
 
 
 def _check_writable(folder: Path, option: str) -> None:

@@ -1,0 +1,349 @@
+"""What pages ask of journals, fragments, stores and brokers: RPCs of this broker, answered as plain values.
+
+Each call carries the token of the page that asks. The broker authorizes it, just as it does over gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+from gazette_platform.errors import ValidationError, status_error
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.tasks import side_by_side
+from gazette_platform.protocol import (
+    CompressionCodec,
+    JournalSpec,
+    LabelSelector,
+    Status,
+    SuspendLevel,
+)
+from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, NotTaken, RpcFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from google.protobuf.message import Message
+
+    from gazette_platform.serving.interface import Metadata, Rpc
+
+LISTED_MAX: Final = 20_000
+"""Journals that a page lists at most; a selector narrows them."""
+
+HEADS_MAX: Final = 100
+"""Journals that one request asks the state of; a page shows fewer rows."""
+
+STORES_MAX: Final = 16
+FRAGMENTS_MAX: Final = 500
+
+# A journal whose brokers do not answer must not keep the state of the others from the page.
+_ONE_S: Final = 3.0
+_CALL_S: Final = 10.0
+_AT_A_TIME: Final = 8
+
+# Later than any fragment is stored. Fragments in spools have no time yet, and pass as well (`FragmentsApi`).
+_NOT_STORED: Final = 1 << 40
+
+M = TypeVar("M", bound="Message")
+
+
+class _Enough(NotTaken):
+    """The page has as many journals as it shows."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.CANCELLED, f"more than {LISTED_MAX} journals")
+
+
+@final
+class BrokerCalls:
+    """RPCs of one broker for pages.
+
+    Args:
+        rpcs: of the broker, by name.
+    """
+
+    def __init__(self, rpcs: Mapping[str, Rpc]) -> None:
+        self._rpcs = rpcs
+
+    async def _unary(
+        self,
+        name: str,
+        request: Message,
+        kind: type[M],
+        metadata: Metadata,
+        limit_s: float = _CALL_S,
+    ) -> M:
+        """Make a call. Raises: RpcFailed; StatusError: its outcome is not OK."""
+        async with asyncio.timeout(limit_s):
+            raw = await self._rpcs[name].handler(request.SerializeToString(), metadata)
+        response = kind.FromString(raw)
+        _check(response, getattr(request, "journal", ""))
+        return response
+
+    async def journals(
+        self,
+        selector: str,
+        metadata: Metadata,
+        take: Callable[[list[dict[str, Any]]], Awaitable[None]],
+    ) -> bool:
+        """List journals by name.
+
+        Args:
+            take: gets some of them at a time.
+
+        Returns: whether these are all.
+        Raises: RpcFailed; ValidationError: the selector is malformed. Cancellation: safe.
+        """
+        request = pb.ListRequest(selector=LabelSelector.parse(selector).to_pb())
+        left = LISTED_MAX
+
+        async def send(raw: bytes) -> None:
+            nonlocal left
+            rows = [journal_row(one) for one in pb.ListResponse.FromString(raw).journals]
+            await take(rows[:left])
+            left -= len(rows)
+            if left < 0:
+                raise _Enough
+
+        try:
+            await self._rpcs["List"].handler(request.SerializeToString(), send, metadata)
+        except _Enough:
+            return False
+        return True
+
+    async def states(self, names: Sequence[str], metadata: Metadata) -> list[dict[str, Any]]:
+        """Return first byte, write head and unpersisted bytes of journals, or why they are not known.
+
+        Raises: ValidationError: they are too many. RpcFailed: the caller is not known. Cancellation: safe.
+        """
+        if len(names) > HEADS_MAX:
+            raise ValidationError(f"ask for at most {HEADS_MAX} journals at a time ({len(names)})")
+
+        async def one(name: str) -> dict[str, Any]:
+            try:
+                async with asyncio.timeout(_ONE_S):
+                    return await self._state(name, metadata)
+            except RpcFailed as err:
+                if err.code is Code.UNAUTHENTICATED:
+                    raise
+                return {"name": name, "error": err.text}
+            except TimeoutError:
+                return {"name": name, "error": f"no answer within {_ONE_S:g} s"}
+            except Exception as err:  # noqa: BLE001
+                return {"name": name, "error": str(err)}
+
+        return await side_by_side(one, names, at_a_time=_AT_A_TIME)
+
+    async def _state(self, name: str, metadata: Metadata) -> dict[str, Any]:
+        first = pb.ReadResponse(status=pb.NOT_JOURNAL_BROKER)
+
+        async def take(raw: bytes) -> None:
+            first.ParseFromString(raw)
+
+        read = pb.ReadRequest(journal=name, metadata_only=True)
+        await self._rpcs["Read"].handler(read.SerializeToString(), take, metadata)
+        if first.status != pb.OFFSET_NOT_YET_AVAILABLE:
+            _check(first, name)
+        listing = pb.FragmentsRequest(journal=name, begin_mod_time=_NOT_STORED)
+        listed = await self._unary("ListFragments", listing, pb.FragmentsResponse, metadata)
+        fragments = [one.spec for one in listed.fragments if not one.spec.backing_store]
+        held = [(one.begin, one.end) for one in fragments]
+        return {
+            "name": name,
+            "begin": min(first.offset, first.write_head),
+            "head": first.write_head,
+            "unpersisted": covered_bytes(held),
+        }
+
+    async def journal(self, name: str, metadata: Metadata) -> dict[str, Any]:
+        """Return a journal with its spec as YAML. Raises: RpcFailed; StatusError. Cancellation: safe."""
+        from gazette_platform.yaml_specs.journal_tree import to_journal_tree  # noqa: PLC0415  slow to import
+
+        label = pb.Label(name="name", value=name)
+        selector = pb.LabelSelector(include=pb.LabelSet(labels=[label]))
+        found: list[pb.ListResponse.Journal] = []
+
+        async def send(raw: bytes) -> None:
+            found.extend(pb.ListResponse.FromString(raw).journals)
+
+        request = pb.ListRequest(selector=selector)
+        async with asyncio.timeout(_CALL_S):
+            await self._rpcs["List"].handler(request.SerializeToString(), send, metadata)
+        if not found:
+            raise status_error(Status.JOURNAL_NOT_FOUND.name, "", journal=name)
+        spec = JournalSpec.from_pb(found[0].spec)
+        yaml = to_journal_tree([(spec, found[0].mod_revision)])
+        return {**journal_row(found[0]), "yaml": yaml, "revision": found[0].mod_revision}
+
+    async def fragments(
+        self, name: str, metadata: Metadata, *, token: int, since: int, limit: int
+    ) -> dict[str, Any]:
+        """Return a page of a journal's fragments.
+
+        Args:
+            token: offset to list from; the answer has that of the next page as `next`, 0 on the last one.
+            since: Unix second; lists what is stored since then, and what is not stored yet.
+            limit: of fragments.
+
+        Raises: RpcFailed; StatusError. Cancellation: safe.
+        """
+        request = pb.FragmentsRequest(
+            journal=name,
+            next_page_token=token,
+            begin_mod_time=since,
+            page_limit=max(1, min(limit, FRAGMENTS_MAX)),
+        )
+        page = await self._unary("ListFragments", request, pb.FragmentsResponse, metadata)
+        return {
+            "fragments": [fragment_row(one.spec) for one in page.fragments],
+            "next": page.next_page_token,
+        }
+
+    async def stores(self, urls: Sequence[str], metadata: Metadata) -> list[dict[str, str]]:
+        """Return the health of fragment stores: an empty `error` says that a store is healthy.
+
+        Raises: ValidationError: they are too many. Cancellation: safe.
+        """
+        if len(urls) > STORES_MAX:
+            raise ValidationError(f"ask for at most {STORES_MAX} stores at a time ({len(urls)})")
+
+        async def one(url: str) -> dict[str, str]:
+            request = pb.FragmentStoreHealthRequest(fragment_store=url)
+            kind = pb.FragmentStoreHealthResponse
+            try:
+                async with asyncio.timeout(_CALL_S):
+                    raw = await self._rpcs["FragmentStoreHealth"].handler(
+                        request.SerializeToString(), metadata
+                    )
+            except RpcFailed as err:
+                return {"store": url, "error": err.text}
+            except TimeoutError:
+                return {"store": url, "error": f"no answer within {_CALL_S:g} s"}
+            return {"store": url, "error": kind.FromString(raw).store_health_error}
+
+        return await side_by_side(one, urls, at_a_time=_AT_A_TIME)
+
+    async def brokers(self, metadata: Metadata) -> list[dict[str, Any]]:
+        """Return the brokers of the cluster. Raises: RpcFailed. Cancellation: safe."""
+        request, kind = admin_pb.ListBrokersRequest(), admin_pb.ListBrokersResponse
+        listed = await self._unary("ListBrokers", request, kind, metadata)
+        own = listed.header.process_id
+        return [
+            {
+                "name": f"{one.process_spec.id.zone}#{one.process_spec.id.suffix}",
+                "zone": one.process_spec.id.zone,
+                "endpoint": one.process_spec.endpoint,
+                "limit": one.journal_limit,
+                "is_own": one.process_spec.id == own,
+            }
+            for one in listed.brokers
+        ]
+
+
+@final
+class History:
+    """The last hour of this broker, a sample each 10 seconds: 360 of six numbers.
+
+    Args:
+        vitals: of the broker.
+    """
+
+    EVERY_S = 10.0
+    KEPT = 360
+
+    def __init__(self, vitals: Callable[[], Mapping[str, float]]) -> None:
+        self._vitals = vitals
+        self._clock = SystemClock()
+        self._samples: deque[tuple[float, ...]] = deque(maxlen=self.KEPT)
+
+    async def run(self) -> None:
+        """Take samples for ever. Cancellation: safe."""
+        late_s = 0.0
+        while True:
+            due = self._clock.monotonic() + self.EVERY_S
+            self._samples.append(self._sample(late_s))
+            await asyncio.sleep(self.EVERY_S)
+            late_s = max(0.0, self._clock.monotonic() - due)
+
+    def _sample(self, late_s: float) -> tuple[float, ...]:
+        now = self._vitals()
+        numbers = (now["appended_bytes"], now["appends"], now["unpersisted_bytes"])
+        return (
+            round(self._clock.now().timestamp(), 3),
+            *numbers,
+            round(time.process_time(), 3),
+            round(late_s, 4),
+        )
+
+    def all(self) -> dict[str, Any]:
+        """Return what is known now, and the samples.
+
+        Each has the Unix second, appended bytes, appends, unpersisted bytes, seconds of CPU, and how late it was.
+        """
+        vitals = {**self._vitals(), "memory_bytes": memory_bytes()}
+        return {"vitals": vitals, "samples": [*self._samples], "every_s": self.EVERY_S}
+
+
+def memory_bytes() -> int:
+    """Return the resident memory of this process; 0 where the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check(response: Any, journal: str) -> None:
+    """Raises: StatusError: a response says so."""
+    number = getattr(response, "status", pb.OK)
+    if number != pb.OK:
+        detail = getattr(response, "store_health_error", "")
+        raise status_error(Status.from_wire(number).name, detail, journal=journal)
+
+
+def journal_row(listed: pb.ListResponse.Journal) -> dict[str, Any]:
+    """A journal as pages list it."""
+    spec, route = listed.spec, listed.route
+    row = {
+        "name": spec.name,
+        "rf": spec.replication,
+        "brokers": [f"{member.zone}#{member.suffix}" for member in route.members],
+        "primary": route.primary,
+        "stores": [*spec.fragment.stores],
+    }
+    if spec.HasField("suspend") and spec.suspend.level:
+        level = SuspendLevel(spec.suspend.level)
+        row["suspended"] = level.name
+        if level is SuspendLevel.FULL:
+            row["head"] = spec.suspend.offset  # no broker serves it
+    return row
+
+
+def fragment_row(fragment: pb.Fragment) -> dict[str, Any]:
+    """A fragment as pages list it."""
+    return {
+        "begin": fragment.begin,
+        "end": fragment.end,
+        "store": fragment.backing_store,
+        "stored_at": fragment.mod_time,
+        "codec": CompressionCodec(fragment.compression_codec).name,
+        "path": fragment.path_postfix,
+    }
+
+
+def covered_bytes(spans: Sequence[tuple[int, int]]) -> int:
+    """Add up half-open spans in the order of their begins. Bytes of several spans count once.
+
+    >>> covered_bytes([(0, 10), (5, 12), (20, 21)])
+    13
+    """
+    total = end = 0
+    for begin, after in spans:
+        total += max(0, after - max(begin, end))
+        end = max(end, after)
+    return total

@@ -1,0 +1,215 @@
+"""What pages ask of others than brokers: the shards of consumers, and the tables of the lake.
+
+Consumers are asked at the addresses that the broker was given, with the token of the page. Tables are what
+``gazctl lake list`` prints: it runs as a process of its own while a page asks, so that the broker loads no library of the
+lake. It sees the lake as a whole, so only callers who may list all journals may ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, final
+
+import orjson
+
+from gazette_platform.client import ClientConfig
+from gazette_platform.consumer.client import ShardClient
+from gazette_platform.errors import GazetteError, SetupError, ValidationError
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.tasks import side_by_side
+from gazette_platform.protocol.auth import Forbidden
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from gazette_platform.broker.config import BrokerConfig
+    from gazette_platform.consumer.client import ShardListing
+    from gazette_platform.protocol.auth import Claims
+    from gazette_platform.serving.interface import Metadata
+
+PROGRESS_MAX: Final = 50
+"""Shards that one request asks the progress of."""
+
+_CALL_S: Final = 5.0
+_AT_A_TIME: Final = 8
+_LAKE_S: Final = 120.0
+_FRESH_S: Final = 15.0
+_OUTPUT_BYTES_MAX: Final = 16 << 20
+_ERROR_CHARACTERS: Final = 2000
+_BEARER: Final = "Bearer "
+_LAKE_VARIABLES: Final = ("GAZETTE_ENDPOINTS", "GAZETTE_TABLES")
+
+
+def _token(metadata: Metadata) -> str:
+    return metadata.get("authorization", "").removeprefix(_BEARER)
+
+
+@final
+class Consumers:
+    """The consumers that a broker was given the addresses of."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self.addresses = config.console_consumer
+
+    @asynccontextmanager
+    async def _client(self, address: str, metadata: Metadata) -> AsyncIterator[ShardClient]:
+        """Yield a client. Raises: ValidationError: the broker was not given this address."""
+        if address not in self.addresses:
+            raise ValidationError(f"{address} is not an address of --broker.console-consumer")
+        config = self._config
+        files = (config.peer_ca_file, config.peer_cert_file, config.peer_cert_key_file)
+        ca, cert, key = (str(file or "") for file in files)
+        client = ShardClient(
+            ClientConfig(
+                address=address,
+                auth_token=_token(metadata),
+                connect_timeout_s=_CALL_S,
+                retry_timeout_s=_CALL_S,
+                call_timeout_s=_CALL_S,
+                trusted_ca_file=ca,
+                cert_file=cert,
+                cert_key_file=key,
+            )
+        )
+        async with client:
+            yield client
+
+    async def shards(self, metadata: Metadata) -> list[dict[str, Any]]:
+        """Return the shards of each consumer, or why they are not known. Cancellation: safe."""
+
+        async def one(address: str) -> dict[str, Any]:
+            try:
+                async with self._client(address, metadata) as client:
+                    snapshot = await client.list()
+            except GazetteError as err:
+                return {"consumer": address, "error": str(err), "shards": []}
+            return {"consumer": address, "shards": [_shard_row(shard) for shard in snapshot]}
+
+        return await side_by_side(one, self.addresses, at_a_time=_AT_A_TIME)
+
+    async def progress(
+        self, address: str, shards: Sequence[str], metadata: Metadata
+    ) -> dict[str, dict[str, int]]:
+        """Return the offsets that shards have read up to, by shard and journal; without shards that do not answer.
+
+        Raises: ValidationError: they are too many, or the address is not known. Cancellation: safe.
+        """
+        if len(shards) > PROGRESS_MAX:
+            raise ValidationError(
+                f"ask for at most {PROGRESS_MAX} shards at a time ({len(shards)})"
+            )
+        found: dict[str, dict[str, int]] = {}
+        async with self._client(address, metadata) as client:
+
+            async def one(shard: str) -> None:
+                try:
+                    found[shard] = {**(await client.stat(shard, timeout_s=_CALL_S)).read_through}
+                except GazetteError:
+                    found.pop(shard, None)
+
+            await side_by_side(one, shards, at_a_time=_AT_A_TIME)
+        return found
+
+    async def unassign(self, address: str, shard: str, metadata: Metadata) -> list[str]:
+        """Remove the assignments of a shard's primary and of failed replicas, so that it is assigned again.
+
+        Returns: the shards that lost an assignment.
+        Raises: GazetteError. Cancellation: leaves open whether it was done.
+        """
+        async with self._client(address, metadata) as client:
+            return [*await client.unassign([shard])]
+
+
+def _shard_row(shard: ShardListing) -> dict[str, Any]:
+    """A shard as pages list it."""
+    pairs = zip(shard.route.members, shard.statuses, strict=True)
+    return {
+        "id": shard.id,
+        "status": "DISABLED" if shard.spec.disable else shard.status.code.name,
+        "standbys": shard.spec.hot_standbys,
+        "primary": shard.route.primary,
+        "replicas": [
+            {"process": member.name, "status": status.code.name, "errors": [*status.errors]}
+            for member, status in pairs
+        ],
+        "sources": [source.journal for source in shard.spec.sources],
+    }
+
+
+@final
+class Lake:
+    """The lake that the environment of the broker names."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self._turn = asyncio.Lock()
+        self._clock = SystemClock()
+        self._last: tuple[float, dict[str, Any]] | None = None
+
+    async def tables(self, claims: Claims, metadata: Metadata, broker: str) -> dict[str, Any]:
+        """Return the tables, and addresses of Dagster and Trino; or that no lake is known.
+
+        One process asks at a time, and others take what it found.
+
+        Raises: Forbidden: the claims are for some journals only. SetupError: the lake cannot be asked.
+        Cancellation: ends the process.
+        """
+        if claims.selector.include or claims.selector.exclude:
+            raise Forbidden("tables are shown to tokens that may list all journals")
+        if not any(os.environ.get(name) for name in _LAKE_VARIABLES):
+            return {"is_known": False}
+        async with self._turn:
+            if self._last is not None and self._clock.monotonic() - self._last[0] < _FRESH_S:
+                return self._last[1]
+            found = {
+                "is_known": True,
+                "links": _links(),
+                "tables": await self._list(metadata, broker),
+            }
+            self._last = self._clock.monotonic(), found
+            return found
+
+    async def _list(self, metadata: Metadata, broker: str) -> Any:
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith(("BROKER_", "ETCD_"))
+        }
+        environment |= {"BROKER_ADDRESS": broker, "BROKER_AUTH_TOKEN": _token(metadata)}
+        if self._config.peer_ca_file is not None:
+            environment["BROKER_TRUSTED_CA_FILE"] = str(self._config.peer_ca_file)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gazette_platform.cli.gazctl", "lake", "list", "-o", "json"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_OUTPUT_BYTES_MAX,
+            env=environment,
+        )
+        try:
+            async with asyncio.timeout(_LAKE_S):
+                out, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        try:
+            return orjson.loads(out)
+        except orjson.JSONDecodeError as error:
+            text = err.decode(errors="replace").strip()[-_ERROR_CHARACTERS:]
+            raise SetupError(f"`gazctl lake list` failed: {text or process.returncode}") from error
+
+
+def _links() -> dict[str, str]:
+    """Addresses of Dagster and Trino, where endpoints.json or the environment has them."""
+    links = {"dagster": os.environ.get("GAZETTE_DAGSTER_URI", "")}
+    links["trino"] = os.environ.get("GAZETTE_TRINO_URI", "")
+    try:
+        with open(os.environ.get("GAZETTE_ENDPOINTS", ""), "rb") as file:  # noqa: PTH123
+            endpoints = orjson.loads(file.read(1 << 20))
+    except (OSError, orjson.JSONDecodeError):
+        endpoints = {}
+    found = {name: links[name] or endpoints.get(name, "") for name in links}
+    return {name: url for name, url in found.items() if url.startswith(("http://", "https://"))}

@@ -1,0 +1,83 @@
+// The brokers of the cluster: zones, limits, journals; and what the asked one has done in the last hour.
+
+import { get, lines } from "./api.js";
+import { details, every, h, plot, refill, table } from "./dom.js";
+import { bytes, count, duration, rate } from "./format.js";
+
+const ASK_S = 10;
+
+export function brokersPage(root, query, report) {
+  const place = h("div", { class: "view" });
+  root.append(h("h1", {}, "Brokers"), place);
+  const abort = new AbortController();
+  const end = every(ASK_S, async () => {
+    try {
+      const { brokers, own } = await get("brokers", {}, abort.signal);
+      const served = await journalsOf(abort.signal);
+      for (const broker of brokers) Object.assign(broker, served.brokers.get(broker.name));
+      const { missing } = served;
+      refill(place, JSON.stringify([brokers, own, missing]), brokersTable(brokers), missingText(missing), ownView(own));
+      report(null);
+    } catch (error) {
+      report(error);
+    }
+  });
+  return () => { end(); abort.abort(); };
+}
+
+// Journals and primaries by broker, and journals that have fewer replicas than they should.
+async function journalsOf(signal) {
+  const brokers = new Map();
+  const missing = [];
+  for await (const rows of lines("journals", {}, signal)) {
+    if (!Array.isArray(rows)) continue;
+    for (const row of rows) {
+      row.brokers.forEach((name, at) => {
+        const broker = brokers.get(name) ?? { journals: 0, primaries: 0 };
+        broker.journals += 1;
+        broker.primaries += at === row.primary ? 1 : 0;
+        brokers.set(name, broker);
+      });
+      if (!row.suspended && row.brokers.length < row.rf) missing.push(row.name);
+    }
+  }
+  return { brokers, missing };
+}
+
+function brokersTable(brokers) {
+  return table("Brokers", [
+    ["Broker", (one) => [one.name, one.is_own ? h("span", { class: "soft" }, " (serves this page)") : ""]],
+    ["Zone", (one) => one.zone],
+    ["Address", (one) => one.endpoint],
+    ["Journals", (one) => count(one.journals ?? 0), "number"],
+    ["Primary of", (one) => count(one.primaries ?? 0), "number"],
+    ["Limit", (one) => count(one.limit), "number"],
+    ["Load", (one) => (one.limit ? `${Math.round((100 * (one.journals ?? 0)) / one.limit)} %` : ""), "number"],
+  ], brokers);
+}
+
+function missingText(names) {
+  if (!names.length) return h("p", { class: "good" }, "Each journal has all of its replicas.");
+  const some = names.slice(0, 5).join(", ");
+  return h("p", { class: "warn" }, `${count(names.length)} journals lack replicas: ${some}${names.length > 5 ? ", …" : ""}`);
+}
+
+function ownView({ vitals, samples, every_s: everyS }) {
+  const rates = (at) => samples.slice(1).map((one, n) => [one[0], Math.max(0, one[at] - samples[n][at]) / (one[0] - samples[n][0])]);
+  return [
+    h("h2", {}, "The broker that serves this page"),
+    details([
+      ["Lease", `renewed, ${duration(vitals.lease_left_s)} left`],
+      ["Replicas", `${count(vitals.replicas)} journals, primary of ${count(vitals.primaries)}`],
+      ["Unpersisted", `${bytes(vitals.unpersisted_bytes)} in closed fragments`],
+      ["Memory", bytes(vitals.memory_bytes)],
+    ]),
+    h("div", { class: "plots" },
+      plot("Appended", rates(1), rate),
+      plot("Appends", rates(2), (value) => `${value.toFixed(1)}/s`),
+      plot("Unpersisted", samples.map((one) => [one[0], one[3]]), bytes),
+      plot("CPU", rates(4), (value) => `${(100 * value).toFixed(1)} %`),
+      plot("Late", samples.map((one) => [one[0], one[5]]), (value) => `${Math.round(1000 * value)} ms`)),
+    h("p", { class: "soft" }, `A sample each ${everyS} s, for an hour. Late is how long the event loop kept the sampler waiting.`),
+  ];
+}

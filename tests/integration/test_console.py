@@ -1,0 +1,271 @@
+"""The console's API on real brokers: what a token shows, and what hostile requests get."""
+
+from __future__ import annotations
+
+import base64
+
+import aiohttp
+import orjson
+import pytest
+
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalChange,
+    JournalSpec,
+    LabelSet,
+)
+from gazette_platform.protocol.auth import Capability, Claims, KeyRing
+from gazette_platform.protocol.labels import LabelSelector
+from gazette_platform.testing.waiting import eventually
+
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
+
+KEY = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
+OURS, THEIRS = "ours/one", "theirs/two"
+ALL = Capability.LIST | Capability.READ
+
+
+def spec(name, **labels):
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=10**9,
+    )
+    return JournalSpec(name, 1, labels=LabelSet.of(**labels), fragment=fragment)
+
+
+def bearer(capability, selector=""):
+    claims = Claims(capability, LabelSelector.parse(selector))
+    token = KeyRing(KEY).sign(claims, now=SystemClock().now().timestamp(), lifetime_s=600)
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture
+async def broker(cluster):
+    broker = await cluster.start(auth_keys=KEY)
+    async with AsyncClient(ClientConfig(address=broker.endpoint, auth_keys=KEY)) as client:
+        await client.apply([JournalChange(spec(name, env="test")) for name in (OURS, THEIRS)])
+        for name in (OURS, THEIRS):
+            await client.append(name, b'{"a":1}\n')
+    return broker
+
+
+@pytest.fixture
+async def http(broker):
+    base = f"http://127.0.0.1:{broker.http_port}"
+    async with aiohttp.ClientSession(base, timeout=aiohttp.ClientTimeout(total=40)) as session:
+        yield session
+
+
+async def listed(http, headers, selector=""):
+    query = {"selector": selector}
+    async with http.get("/console/api/journals", params=query, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        *parts, last = [orjson.loads(line) for line in (await response.read()).splitlines()]
+    return [row["name"] for rows in parts for row in rows], last
+
+
+async def states(http, headers, *journals):
+    body = {"journals": journals}
+    async with http.post("/console/api/states", json=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+async def test_journals_beyond_the_claims_are_not_listed(http):
+    assert await listed(http, bearer(ALL)) == ([OURS, THEIRS], {"complete": True})
+    limited = bearer(ALL, "name:prefix=ours/")
+    assert await listed(http, limited) == ([OURS], {"complete": True})
+    assert await listed(http, limited, "name:prefix=theirs/") == ([], {"complete": True})
+
+
+async def test_journals_beyond_the_claims_are_as_if_they_did_not_exist(http):
+    limited = bearer(ALL, "name:prefix=ours/")
+    ours, theirs, missing = await states(http, limited, OURS, THEIRS, "theirs/none")
+    assert ours == {"name": OURS, "begin": 0, "head": 8, "unpersisted": 8}
+    assert theirs["error"].replace(THEIRS, "") == missing["error"].replace("theirs/none", "")
+    for name in ("journal", "fragments"):
+        query = {"name": THEIRS}
+        async with http.get(f"/console/api/{name}", params=query, headers=limited) as response:
+            assert response.status == 409
+            assert "JOURNAL_NOT_FOUND" in (await response.json())["error"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({}, 401), ({"Authorization": "Bearer nonsense"}, 401), (bearer(Capability.APPEND), 403)],
+)
+async def test_calls_without_the_capability_are_refused(http, headers, status):
+    async with http.get("/console/api/journals", headers=headers) as response:
+        assert response.status == status
+        assert response.headers["Cache-Control"] == "no-store"
+        assert (await response.json())["error"]
+
+
+async def test_a_reader_needs_read_for_states(http):
+    (state,) = await states(http, bearer(ALL), OURS)
+    assert state["head"] == 8
+    body = {"journals": [OURS]}
+    only_list = bearer(Capability.LIST)
+    async with http.post("/console/api/states", json=body, headers=only_list) as response:
+        assert response.status == 403
+
+
+async def test_a_spec_is_yaml_and_a_fragment_has_its_offsets(http):
+    query = {"name": OURS}
+    async with http.get("/console/api/journal", params=query, headers=bearer(ALL)) as response:
+        found = await response.json()
+    assert found["name"] == OURS
+    assert "compression_codec: NONE" in found["yaml"]
+    assert "value: test" in found["yaml"]
+    assert len(found["brokers"]) == 1
+    async with http.get("/console/api/fragments", params=query, headers=bearer(ALL)) as response:
+        page = await response.json()
+    assert page["next"] == 0
+    ((begin, end),) = [(one["begin"], one["end"]) for one in page["fragments"]]
+    assert (begin, end) == (0, 8)
+
+
+async def test_stored_bytes_are_not_unpersisted(http, broker):
+    async with AsyncClient(ClientConfig(address=broker.endpoint, auth_keys=KEY)) as client:
+        await client.flush(f"name={OURS}")
+
+    async def is_stored():
+        (state,) = await states(http, bearer(ALL), OURS)
+        return state == {"name": OURS, "begin": 0, "head": 8, "unpersisted": 0}
+
+    await eventually(is_stored, timeout_s=20)
+    body = {"stores": ["file:///", "s3://not-ours/"]}
+    async with http.post("/console/api/stores", json=body, headers=bearer(ALL)) as response:
+        healthy, other = await response.json()
+    assert healthy == {"store": "file:///", "error": ""}
+    assert "not authorized" in other["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b'{"journals": ["a/b"]}', {"Content-Type": "text/plain"}, 400),
+        (b'{"journals": ["a/b"]}', {"Sec-Fetch-Site": "cross-site"}, 400),
+        (b'{"journals": ["a/b"]}', {"Origin": "http://evil.example"}, 403),
+        (b'{"journals": [1]}', {}, 400),
+        (b'{"journals": "a"}', {}, 400),
+        (b"[" * 40_000, {}, 400),
+        (b"x" * 70_000, {}, 400),
+        (orjson.dumps({"journals": [f"a/{n}" for n in range(101)]}), {}, 400),
+        (b'{"journals": ["../..//etc\\u0000", "a b"]}', {}, 200),
+    ],
+)
+async def test_odd_and_foreign_requests_are_refused(http, body, headers, status):
+    every = {"Content-Type": "application/json", **bearer(ALL), **headers}
+    async with http.post("/console/api/states", data=body, headers=every) as response:
+        assert response.status == status, await response.text()
+        assert "Access-Control-Allow-Origin" not in response.headers
+
+
+@pytest.mark.parametrize("query", ["selector=%00", "selector=a%3D%3Db%20in", "selector=,,,"])
+async def test_a_selector_that_cannot_be_is_refused(http, query):
+    async with http.get(f"/console/api/journals?{query}", headers=bearer(ALL)) as response:
+        assert response.status in {200, 400}
+        assert b"unforeseen" not in await response.read()
+
+
+async def test_pages_forbid_scripts_of_others_and_frames(http):
+    async with http.get("/console/") as response:
+        assert response.status == 200
+        page, headers = await response.text(), response.headers
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "<style" not in page
+    assert "<script type" in page
+    for name in ("main.js", "console.css", "icon.svg"):
+        async with http.get(f"/console/static/{name}") as response:
+            assert response.status == 200
+            assert (await response.read()).strip()
+
+
+async def test_other_paths_below_the_console_stay_with_journals(broker, http):
+    async with AsyncClient(ClientConfig(address=broker.endpoint, auth_keys=KEY)) as client:
+        await client.apply([JournalChange(spec("console/static/notes"))])
+        await client.append("console/static/notes", b"content")
+    async with http.get("/console/static/notes", headers=bearer(ALL)) as response:
+        assert await response.read() == b"content"
+    for path in ("/console/static/../../../../etc/passwd", "/console/static/%2e%2e/routes.py"):
+        async with http.get(path, headers=bearer(ALL)) as response:
+            assert response.status == 404
+
+
+async def test_a_broker_without_console_serves_none(cluster):
+    broker = await cluster.start(no_console=True)
+    async with (
+        aiohttp.ClientSession(f"http://127.0.0.1:{broker.http_port}") as http,
+        http.get("/console/") as response,
+    ):
+        assert response.status == 400 or response.status == 404
+        assert "Content-Security-Policy" not in response.headers
+
+
+async def test_brokers_are_shown_to_operators(http, broker):
+    operator = bearer(ALL | Capability.APPLY)
+    async with http.get("/console/api/brokers", headers=operator) as response:
+        found = await response.json()
+    (one,) = found["brokers"]
+    assert one["endpoint"] == broker.endpoint
+    assert (one["name"], one["is_own"], one["limit"]) == ("local#broker-0", True, 1024)
+    vitals = found["own"]["vitals"]
+    assert vitals["appended_bytes"] == 16
+    assert (vitals["replicas"], vitals["primaries"]) == (2, 2)
+    assert 0 < vitals["lease_left_s"] <= 6
+    assert vitals["memory_bytes"] > 1 << 20
+    assert [len(sample) for sample in found["own"]["samples"]] == [6]
+    async with http.get("/console/api/brokers", headers=bearer(ALL)) as response:
+        assert response.status == 403
+
+
+async def test_tables_need_a_token_for_all_journals(http, monkeypatch):
+    limited = bearer(ALL, "name:prefix=ours/")
+    async with http.get("/console/api/tables", headers=limited) as response:
+        assert response.status == 403
+    for name in ("GAZETTE_ENDPOINTS", "GAZETTE_TABLES"):
+        monkeypatch.delenv(name, raising=False)
+    async with http.get("/console/api/tables", headers=bearer(ALL)) as response:
+        assert await response.json() == {"is_known": False}
+
+
+async def test_tables_are_those_of_the_lake_that_the_environment_names(http, monkeypatch, tmp_path):
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    (tables / "raw.yaml").write_text(
+        "name: raw.ours\nselector: name:prefix=ours/\nformat: json\ncolumns:\n  - {name: a, type: bigint}\n"
+    )
+    monkeypatch.delenv("GAZETTE_ENDPOINTS", raising=False)
+    monkeypatch.setenv("GAZETTE_TABLES", str(tables))
+    monkeypatch.setenv("GAZETTE_DAGSTER_URI", "javascript:alert(1)")
+    monkeypatch.setenv("GAZETTE_TRINO_URI", "http://127.0.0.1:8080")
+    async with http.get("/console/api/tables", headers=bearer(ALL)) as response:
+        found = await response.json()
+    assert found["links"] == {"trino": "http://127.0.0.1:8080"}
+    (table,) = found["tables"]
+    assert (table["table"], table["format"], table["journals"]) == ("raw.ours", "json", 1)
+
+
+async def test_consumers_are_those_that_the_broker_was_given(http):
+    async with http.get("/console/api/shards", headers=bearer(ALL)) as response:
+        assert await response.json() == []
+    body = {"consumer": "http://127.0.0.1:1", "shard": "shard-0"}
+    operator = bearer(ALL | Capability.APPLY)
+    async with http.post("/console/api/unassign", json=body, headers=operator) as response:
+        assert response.status == 400
+        assert "--broker.console-consumer" in (await response.json())["error"]
+    async with http.post("/console/api/unassign", json=body, headers=bearer(ALL)) as response:
+        assert response.status == 403
+    async with http.get("/console/api/unassign", headers=operator) as response:
+        assert response.status == 404
