@@ -5,7 +5,7 @@ A *typed table* is run by Dagster or beside it, and reported by what it says of 
 A *rollup* is materialised by runs that make those of its slices again whose sources have changed, so
 that running one twice changes nothing; automation asks for those whose sources have changed.
 
-Definitions of rollups and of typed tables: assets, jobs, automation sensors, backfills and maintenance.
+Definitions of rollups and of typed tables are assets, jobs, automation sensors, backfills and maintenance.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Checks of raw tables and of rollups' queries.
+"""Checks of raw tables and of rollups' queries, and marks: whether sources have changed.
 
 Of raw tables: no gap, no overlap, counts agree, data fit the spec, and the table keeps up. The sensor evaluates them as
 it registers, without a run. Each can also be executed from the Dagster UI, which looks at the whole table at once;
@@ -7,9 +7,7 @@ registered is as good as ever.
 
 Of a rollup `query_fits`: evaluated when the rollup is loaded, when you execute the check, and by each run.
 
-Has a source of a rollup, or of a typed table, changed since it last looked?
-
-The *mark* of a rollup is a digest over the newest materialization of each of its sources, over what their
+The *mark* of a rollup, or of a typed table, says whether a source has changed since it last looked. It is a digest over the newest materialization of each of its sources, over what their
 checks ``no_overlap`` say, and over its own code. A run notes the mark *before* it reads, so what arrives
 meanwhile lets it run again and nothing is missed. It only says that looking is worth while: what is made is
 decided by offsets. No time is compared.

@@ -2,9 +2,7 @@
 
 Rollups share a job; each typed table has an asset, so that Dagster plots its files and snapshots.
 
-Upkeep of typed tables: small files are merged, old snapshots and unreferenced files are removed.
-
-Optimizing, expiring and removing orphans are procedures of an engine. Progress is a tag, which none of them touches,
+Optimizing, expiring and removing orphans are procedures of an engine. Progress of a typed table is a tag, which none of them touches,
 so runs go on after all of it, and beside it. What engines do not know is done here, in this order:
 
 1. *Quarantine is settled first.* Records that the newest run has set aside are in files that only a list beside the table

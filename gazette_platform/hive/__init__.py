@@ -1,4 +1,4 @@
-"""A typed client of the Hive Metastore's Thrift API.
+"""A typed client of the Hive Metastore's Thrift API: connections, and the calls that the lake makes.
 
 Nouns: a *database* holds *tables*; a table has *columns*, *partition columns* and *parameters*; a
 *Hive partition* is a list of values with a location of its own and parameters. Everything here is
@@ -7,8 +7,6 @@ external: dropping a table or a Hive partition never deletes a file.
 Guarantee: `MetastoreClient.add_partitions` is idempotent; every failure is a `LakeError` that names
 the server and the object. Cost: one connection per `MetastoreClient.connect` scope, a round trip of
 about a millisecond a call, and about 20 ms a new Hive partition on the server.
-
-Connections to a Hive Metastore, and the calls that the lake makes.
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ in a hundred tables take less than 200,000 characters. Holes and findings come o
 
 `TickState` is the next cursor in the making, and `TickOutcome` all that a tick hands to Dagster.
 
-What journals wait for, since when, and when that is a stall: decided purely.
-
-A journal *waits* while it has bytes that are in no Hive partition. That is as it should be until its
+`follow` decides purely what journals wait for, since when, and when that is a stall. A journal *waits* while it has bytes that are in no Hive partition. That is as it should be until its
 fragment closes and its store has it, so a wait is a *stall* only when the first of these bytes stays
 the same for longer than that may take. Waits that go on are reported to Dagster now and then, so that the head
 that brokers reported last, and how far behind it the table is, are to be seen also while nothing arrives.

@@ -13,9 +13,7 @@ what accounts say with Dagster's events, so it reports just what was not reporte
 Work is shared out by turns. A tick ends by its own clock, and the next one begins with the table that
 had no time; and each looks again at one slice of what was registered long ago.
 
-The shares of tables that several sensors `fragments` have: which sensor has a table, and since when.
-
-The hash of a table's name decides, so a new table has its sensor at once, and no sensor needs to know the others.
+Several sensors share the tables out. The hash of a table's name decides, so a new table has its sensor at once, and no sensor needs to know the others.
 What belongs to no table (the folder of table specs, and files in it that name no table) is the first one's.
 
 An *epoch* begins when the number of sensors changes. Each sensor then finds a cursor that its name has left long ago, or

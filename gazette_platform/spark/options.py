@@ -1,13 +1,7 @@
-"""What options of reads and writes have in common: how they are named, reported when wrong, and what they say of brokers. Pure.
+"""What Spark asks for, as values: ``.option(…)`` of reads and of writes, and the columns of a schema. Pure.
 
-What ``.option(…)`` of a read says, as values. Pure.
-
-Names have no case, as all of Spark's. What is not known is an error that names what may be meant, and all
-errors are reported at once.
-
-What ``.option(…)`` of a write says, as values. Pure. As of reads, all errors are reported at once.
-
-Which columns Spark asks for: those of where messages lie, and those that are keys of records.
+Names of options have no case, as all of Spark's. What is not known is an error that names what may be meant, and all
+errors are reported at once. A column says where a message lies, or is a key of records.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The data source that Spark finds under the name ``gazette``, and its batches: splits that the driver plans, each read by a task.
 
-What is known of producers behind a range of a journal, so that the next one can be read by itself.
-
-Journals as a stream: micro-batches between offsets, which end between messages.
+A stream is micro-batches between offsets, which end between messages. What is known of producers behind a range of a journal
+goes with it, so that the next one can be read by itself.
 """
 
 from __future__ import annotations

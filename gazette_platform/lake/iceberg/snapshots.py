@@ -9,9 +9,7 @@ Nothing here commits. `publishing.publish_snapshot` adds the snapshot to the tab
 Cost: reads all manifests of the newest snapshot, and writes those that lose a file, and one for each partition
 spec of added files.
 
-Maintenance that all our Iceberg tables share: what engines are asked for, and files that no engine knows.
-
-Engines merge small files, expire snapshots and remove unreferenced files. The tag of progress survives all of it. Files
+Maintenance that all our Iceberg tables share is here too. Engines merge small files, expire snapshots and remove unreferenced files. The tag of progress survives all of it. Files
 beside a table are removed here, once no snapshot names them.
 """
 

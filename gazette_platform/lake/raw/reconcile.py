@@ -37,7 +37,7 @@ Accounts that were emptied stay until Dagster has the event; then their Hive par
 
 # Overlaps
 
-Which files of a journal hold each byte once, and which bytes none holds.
+`chain` says which files of a journal hold each byte once, and which bytes none holds.
 
 After a fail-over, or when two brokers' clocks differ by an hour boundary, two files may hold the same
 bytes, and an engine that reads both shows rows twice. Rows carry no offsets, so an engine can only use a

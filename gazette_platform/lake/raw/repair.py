@@ -1,6 +1,6 @@
-"""Moving covered files out of raw tables, to ``<store root>/.covered/<journal>/…``.
+"""Mending raw tables: covered files are moved out of them, and tables are registered up to given offsets now.
 
-A file is moved only if brokers do not list it, the exact view leaves it out, and files that brokers
+Covered files go to ``<store root>/.covered/<journal>/…``. A file is moved only if brokers do not list it, the exact view leaves it out, and files that brokers
 list, that are registered and that exist right now hold the same bytes. All of that is looked at
 again, and the bytes are compared, immediately before. Nothing is deleted, so a move can be undone by
 hand. Outside of a journal's folder brokers do not list a file again, and engines skip its name.
@@ -10,7 +10,7 @@ removed when the copy exists. If that ends in the middle the file is where it wa
 over; the accounts, which came first, name the file until it is gone, so that audits find it again. What
 this process may not write is left as it is: the check stays red and the exact view right.
 
-Registering a table up to given offsets now, by as many ticks as it takes.
+`catch_up` registers a table by as many ticks as it takes.
 """
 
 from __future__ import annotations

@@ -8,12 +8,9 @@ Nothing here looks at two lines together, so a line is taken alone if and only i
 line that is refused is the policy of the caller: raw tables give NULL for the values that do not fit (`rows`), typed tables
 quarantine the record with a reason, and Spark's source makes a row of NULLs, drops the record or fails. `sifting` finds the line.
 
-Lines of JSON as columns of texts, numbers and dates, all or none, by msgspec. Pure.
-
-Of a few of many keys it makes columns with half the work of Arrow's reader, and of many keys with as much. Raw tables use it: it
-takes the last of two values of a key, as engines do, where `json_columns` refuses the line.
-
-Arrow's own way from Python values to arrays, `pa.array`, imports pandas where that is installed: half a second of a query.
+`ScalarReader` makes columns of texts, numbers and dates by msgspec alone: of a few of many keys with half the work of Arrow's
+reader, and of many keys with as much. Raw tables use it: it takes the last of two values of a key, as engines do, where
+`JsonReader` refuses the line. Arrow's own way from Python values to arrays, `pa.array`, imports pandas where that is installed: half a second of a query.
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ Lines that fit are read at once (`json_columns`), and `sifting` finds the others
 A line that does not begin with a JSON object is a row of NULLs; what follows the object is ignored. Where Trino and Spark agree,
 so does this, except for texts in single quotes. The rows do not show how a line was read.
 
-Lines of CSV as Arrow columns, all or none: each line is a record of RFC 4180. Pure.
-
-Of raw tables and of Spark's source. What happens to a line that is refused is the policy of the caller, as of `json_columns`.
+`read_csv_lines` makes Arrow columns of lines of CSV, all or none, for raw tables and for Spark's source: each line is a record
+of RFC 4180. What happens to a line that is refused is the policy of the caller, as of `json_columns`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 Also how many errors are reported of one spec. A rule yields errors with the path of their key; it never raises the first.
 
-Records that do not fit their table's spec: how many of them stop rollups, and what accounts note of them.
-
-Pure. The counts stand in the accounts of Hive partitions; `verdict` compares them with the spec's threshold, and
-`gazette_platform.lake.raw.audits.findings` says what that means to all who show it.
+And the rule of records that do not fit: how many of them stop rollups. Their counts stand in the accounts of Hive
+partitions; `verdict` compares them with the spec's threshold, and `gazette_platform.lake.raw.audits.findings` says what
+that means to all who show it. Pure.
 """
 
 from __future__ import annotations

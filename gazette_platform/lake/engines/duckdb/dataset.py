@@ -8,7 +8,7 @@ gives other values without an error. Tried with DuckDB 1.5: for `bigint` it make
 ``" 12"`` and 1 of ``true``, where Trino, Spark and this give NULL; for `boolean` it makes true of ``1``, for `decimal(10,2)` 1.25
 of ``1.255`` (1.26), for `string` ``1.5`` of ``1.50``. A blank line is not a row, two values of a key or half a line fail the query, or
 with `ignore_errors` are other rows. Only a look at all values would say whether a file has such ones, and that costs as much as
-reading them (`scalar_columns`).
+reading them (`ScalarReader`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What tables hold at an instant: heads of journals first, then who holds the bytes below them.
 
-Content of extents, in blocks of whole records: stored fragments past the brokers, tails through them.
+`ExtentReader` reads what they hold in blocks of whole records: stored fragments past the brokers, tails through them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """How a raw table stands: what of its journals is in Hive partitions, and what is wrong.
 
-Content that stores have had for a while and no Hive partition holds, so that tables lack it.
+What stores have had for a while and no Hive partition holds, tables lack: it is overdue.
 
-Accounts of a journal's Hive partitions: which of its directories engines read, and what is in them.
-
-They say, without any listing of files, which bytes were registered in two Hive partitions, or twice
+Accounts of a journal's Hive partitions say which of its directories engines read, and what is in them. They say, without any listing of files, which bytes were registered in two Hive partitions, or twice
 in one. Cost: a call for the names of the Hive partitions of the journal, and one for those of the
 offsets that are looked at, with a few of their neighbours.
 

@@ -1,12 +1,10 @@
 """Blocks of a journal as typed rows, with the place of each bad record. Pure.
 
-A block is read at once (`records`), which takes all of it or nothing; of one that is refused, `sifting` finds the good lines, and
-`records` says of each bad one what is wrong. An ACK of a transaction is not a row, and not bad, whatever else it holds.
+A block is read at once (`RecordsReader`), which takes all of it or nothing; of one that is refused, `sifting` finds the good lines, and
+`Reasons` say of each bad one what is wrong. An ACK of a transaction is not a row, and not bad, whatever else it holds.
 
 A line that is longer than any record may be is cut short (`CutLines`): whoever may append to a journal may append such a line. If
 it were an error, nothing after it would ever be read.
-
-Lines of a journal as rows of a typed table, all or none, and why a line is not one, in words. Pure.
 
 What `RecordsReader` takes is what a typed table keeps. `Reasons` are asked for lines that were refused only; what they say decides
 nothing.

@@ -1,8 +1,6 @@
 """Rows of a typed table, and of its bad records, out of parsed blocks: with where each came from. Pure.
 
-Rows of a typed table, parted by what its partition spec makes of them. Pure.
-
-Where PyIceberg's own functions take a step of Python for each row, and its vectorised ones a library more, Arrow
+`RowParter` parts them by what the table's partition spec makes of them. Where PyIceberg's own functions take a step of Python for each row, and its vectorised ones a library more, Arrow
 takes a few for all. Hashes, and decimals cut short, are PyIceberg's, for each value that differs.
 """
 

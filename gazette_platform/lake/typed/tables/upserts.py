@@ -19,9 +19,8 @@ Deletions that a table of changes keeps, so that older messages that come later 
 The tag `DELETES` is at a snapshot of the table that holds deletions alone, of all runs. Each run adds files to it; many small
 ones are put together, which engines do for the branch main only.
 
-Publishing with rows removed: what begins in ranges of offsets goes, and files of workers come, in one snapshot.
-
-As in `publish_files`, progress is the fence, and what others commit meanwhile does not matter: which files hold such
+`publish_replacing` publishes with rows removed: what begins in ranges of offsets goes, and files of workers come, in one
+snapshot. As in `publish_files`, progress is the fence, and what others commit meanwhile does not matter: which files hold such
 rows is looked for again in what the table holds then. A file that lies in the ranges is left out; one with other
 rows is rewritten without (`FileRewriter`), so readers find no deletes, and an engine that compacted the file at the
 same time is refused by its own catalog.
