@@ -23,7 +23,6 @@ need a package of an extra.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -47,6 +46,7 @@ from gazette_platform.cli.program import (
     run as run_program,
     set_up_logging,
 )
+from gazette_platform.cli.start import leave
 from gazette_platform.client import ClientConfig
 from gazette_platform.consumer import store
 from gazette_platform.consumer.application import (
@@ -128,7 +128,7 @@ if not TYPE_CHECKING:  # else any name would exist
 
 def run(application: Application[Any, Any]) -> NoReturn:
     """Run the program of an application, and exit with its code."""
-    sys.exit(main(application))
+    leave(main(application))
 
 
 def main(application: Application[Any, Any], argv: Sequence[str] | None = None) -> int:

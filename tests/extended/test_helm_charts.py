@@ -19,7 +19,6 @@ from urllib.request import urlopen
 
 import pytest
 import yaml
-from gazette_platform.testing.certificates import CertificateAuthority
 
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.serve import Broker
@@ -27,6 +26,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.platform import tools
 from gazette_platform.platform.component import choose_ports
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
+from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.waiting import eventually, patient
 
 ROOT = Path(__file__).resolve().parents[2]

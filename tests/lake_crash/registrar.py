@@ -21,7 +21,9 @@ from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_c
 
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, load_table_specs
+from gazette_platform.lake import BrokerSource, Registrar, Repairer, StoreRoots, load_table_specs
+from gazette_platform.lake.raw.audits.audit import audit_index
+from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.raw.repair import catch_up
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import LakeResource
@@ -57,7 +59,7 @@ class Life:
     metastore: str
     store_roots: Mapping[str, str]
     role: str = "sensor"
-    """Or ``flush``: registers once, and reports nothing."""
+    """Or ``flush``: registers once, and reports nothing; or ``repair``: looks at all files, and moves covered ones."""
     ticks: int = 1
     quiet: int = 0
     """Ticks in a row with nothing to report, after which it ends; 0: never."""
@@ -93,7 +95,7 @@ def live(life: Life) -> None:
     calls = Calls(life.fault, life.folder / "trace", life.spared)
     faulty_files(calls)
     try:
-        report = _sense(life, calls) if life.role == "sensor" else _flush(life, calls)
+        report = _ROLES[life.role](life, calls)
     except Exception:  # noqa: BLE001  the outermost scope of this process: all that is left is to report
         traceback.print_exc()
         sys.exit(1)
@@ -172,6 +174,33 @@ def _flush(life: Life, calls: Calls) -> LifeReport:
             except Exception as err:  # noqa: BLE001  the command would say so, and end
                 return LifeReport(0, [f"{type(err).__name__}: {err}"])
     return LifeReport(0, [])
+
+
+def _repair(life: Life, calls: Calls) -> LifeReport:
+    """As `gazctl lake repair`."""
+    specs, _ = load_table_specs(life.tables)
+    roots = StoreRoots(dict(life.store_roots))
+    with (
+        _Ports(life, calls) as ports,
+        ports.source() as source,
+        ports.client().connect() as session,
+    ):
+        for spec in specs.values():
+            if (table := session.table(spec.schema, spec.stored_table)) is None:
+                continue
+            found = [
+                each
+                for each in audit_index(session, spec, table, source, roots)
+                if each.kind == "overlap" and each.excluded
+            ]
+            journals = source.journals(spec.label_selector)
+            standing = table_standing(spec, journals, {}, session, SystemClock().now())
+            cursors = {each.journal: each.cursor for each in standing.journals}
+            Repairer(source, roots).repair(session, table, found, cursors)
+    return LifeReport(0, [])
+
+
+_ROLES = {"sensor": _sense, "flush": _flush, "repair": _repair}
 
 
 class _Ports:

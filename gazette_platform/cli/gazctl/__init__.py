@@ -8,7 +8,6 @@ have in common.
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Any, Final, cast
 
@@ -53,7 +52,7 @@ def _root(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `gazctl`; returns its exit code, or ends the process when it is the program itself."""
+    """Run `gazctl`, by default with the arguments of the process. Returns: its exit code."""
     from gazette_platform.cli.gazctl.connection import (  # noqa: PLC0415  a module of this package
         CONNECTION_VARIABLES,
         CONSUMER_VARIABLES,
@@ -63,13 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         apply_ini("gazctl.ini", CONNECTION_VARIABLES | CONSUMER_VARIABLES)
     except GazetteError as err:
         print(f"gazctl: error: {err}", file=sys.stderr)
-        code = EXIT_FAILED
-    else:
-        if argv is None and sys.argv[1:2] == ["sql"]:
-            # As Python marks what is not to be had. Others in the process may need them, if it is not the program itself.
-            sys.modules.update(dict.fromkeys(_NOT_NEEDED, cast("Any", None)))
-        code = run(app, "gazctl", argv)
-    if argv is None:
-        gc.freeze()  # else all that was imported is looked through at the end, which takes a while
-        sys.exit(code)
-    return code
+        return EXIT_FAILED
+    if argv is None and sys.argv[1:2] == ["sql"]:
+        # As Python marks what is not to be had. Others in the process may need them, if it is not the program itself.
+        sys.modules.update(dict.fromkeys(_NOT_NEEDED, cast("Any", None)))
+    return run(app, "gazctl", argv)

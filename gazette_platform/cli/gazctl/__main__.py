@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gazette_platform.cli.gazctl import main
+from gazette_platform.cli.start import leave
 
 if __name__ == "__main__":
-    main()
+    leave(main())

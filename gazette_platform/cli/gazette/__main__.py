@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from gazette_platform.cli.gazette import main
+from gazette_platform.cli.start import leave
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

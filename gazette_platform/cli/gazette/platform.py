@@ -31,8 +31,8 @@ Store = Annotated[
         metavar="URL",
         envvar="GAZETTE_STORE",
         help="Store of fragments and tables, for which the engines are configured: s3://BUCKET/PREFIX/, with "
-        "?endpoint=…&region=… and the credentials that AWS tools find; or s3: for a server that the platform "
-        "starts. Default: folders.",
+        "?endpoint=…&region=… and the credentials that AWS tools find; or the word s3 for a server that the "
+        "platform starts. Default: folders.",
     ),
 ]
 

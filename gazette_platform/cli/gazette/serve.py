@@ -25,6 +25,7 @@ from gazette_platform.cli.options import (
     with_options,
 )
 from gazette_platform.cli.program import render_ini, run, set_up_logging
+from gazette_platform.cli.start import leave
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.process import settle_memory, tune_malloc, usable_cores
 from gazette_platform.serving.config import random_id
@@ -286,4 +287,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
