@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.client.wire import Authorizer
+from gazette_platform.ops import tracing
 from gazette_platform.ops.network import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.protocol.auth import Capability
@@ -282,6 +283,8 @@ class PeerCall:
         self, kind: Kind, request: bytes | None = None, more: tuple[tuple[str, str], ...] = ()
     ) -> OutgoingCall:
         metadata = self.peers.metadata(self.capability, self.journal) or ()
+        if kind is not Kind.BIDI_STREAM:  # which outlives the span that it is begun in
+            more = (*more, *tracing.headers())
         channel = self.peers.channel(self.endpoint)
         return channel.call(self.method, kind, (*metadata, *more), request)
 

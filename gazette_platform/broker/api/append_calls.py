@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.broker.append.batch import Pending, content_sum
 from gazette_platform.broker.append.content import cost_of
+from gazette_platform.ops import tracing
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import Capability
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.calls import before_expiry
 from gazette_platform.serving.interface import Code, RpcFailed
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from gazette_platform.broker.journal.resolver import Resolution
     from gazette_platform.errors import GazetteError
     from gazette_platform.protocol.auth import Claims
-    from gazette_platform.protocol.pb import protocol_pb2 as pb
     from gazette_platform.serving.auth import Authenticator
     from gazette_platform.serving.calls import Tally
     from gazette_platform.serving.interface import ContentSource, Metadata, Waiting
@@ -247,7 +248,12 @@ class AppendCalls:
     async def serve(self, first: bytes, content: ContentSource | None, metadata: Metadata) -> bytes:
         """Serve Append. Its content may be None: all of it is in the request."""
         self._begun.count += 1
-        return await self._counted(self._run(first, content, metadata))
+        if not tracing.is_on():
+            return await self._counted(self._run(first, content, metadata))
+        journal = pb.AppendRequest.FromString(first).journal
+        headers = metadata.items()
+        with tracing.span("gazette broker append", kind="SERVER", headers=headers, journal=journal):
+            return await self._counted(self._run(first, content, metadata))
 
     async def serve_whole(self, request: bytes, metadata: Metadata) -> bytes:
         """Serve AppendWhole as the Append that it stands for."""
@@ -268,8 +274,8 @@ class AppendCalls:
     def _begin_at_once(
         self, first: bytes, rest: Sequence[bytes] | None, caller: Waiting
     ) -> Callable[[], object] | None:
-        if self._auth.everyone is None:
-            return None  # a token may expire meanwhile
+        if self._auth.everyone is None or tracing.is_on():
+            return None  # a token may expire meanwhile; and a span belongs to a task
         leave = self._api.append_at_once(first, rest, caller, self)
         if leave is not None:
             self._begun.count += 1

@@ -20,7 +20,7 @@ import hashlib
 import itertools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.broker.append import events
 from gazette_platform.broker.append.batch import (
@@ -33,6 +33,7 @@ from gazette_platform.broker.append.batch import (
 )
 from gazette_platform.broker.spool.files import DiskFull
 from gazette_platform.errors import GazetteError
+from gazette_platform.ops import tracing
 from gazette_platform.ops.faults import Faults, backoff_s
 from gazette_platform.serving.interface import ASK_ANOTHER, Code, NotNow, RpcFailed
 
@@ -52,6 +53,9 @@ _log = logging.getLogger(__name__)
 
 # Appends that may wait at one journal. More are refused: their clients would time out anyway.
 _QUEUE_MAX = 10_000
+
+
+_NO_TRACE: Final = contextlib.nullcontext()
 
 
 @final
@@ -425,7 +429,8 @@ class Appender:
             answer(refusal)
             return
         try:
-            self._replicator.propose(draft, registers, answer, appends=appends)
+            with tracing.below(answer.headers) if answer.headers else _NO_TRACE:
+                self._replicator.propose(draft, registers, answer, appends=appends)
         except RpcFailed as err:
             self._spool.forget_drafts()
             self._start_over()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, assert_never, final
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.epochs import GoOn
 from gazette_platform.broker.replicate.fsm import Invalidated, Synced, SyncMismatch
+from gazette_platform.ops import tracing
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status, SuspendLevel
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
@@ -103,6 +104,8 @@ class Pending:
     """Whether it waits for more replicas to be assigned."""
     went_on: GoOn | None = None
     """Where its latest claim makes it begin first."""
+    headers: tracing.Headers = field(default_factory=tracing.headers)
+    """Names the span of its call, if that is traced."""
 
     def finish(self, outcome: Outcome) -> None:
         """Answer, unless the caller has gone."""
@@ -551,6 +554,13 @@ class Answers:
         self._batch = batch
         self._sums = sums
         self._codec = codec
+
+    @property
+    def headers(self) -> tracing.Headers:
+        """Names the span of the first append that has one."""
+        if not tracing.is_on():
+            return ()
+        return next((pending.headers for pending in self._batch if pending.headers), ())
 
     def __call__(self, failure: RpcFailed | None) -> None:
         """All replicas have the batch; or its outcome is unknown, and `failure` says why."""

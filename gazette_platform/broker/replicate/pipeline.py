@@ -30,6 +30,7 @@ from gazette_platform.broker.replicate.fsm import (
     SyncOutcome,
 )
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops import tracing
 from gazette_platform.protocol import (
     Fragment,
     Header,
@@ -97,6 +98,7 @@ class Pipeline:
         self._is_closed = False
         self._greeted = False
         self.failure: RpcFailed | None = None
+        self._spans: dict[int, deque[Callable[[], None]]] = {}
         self._links: list[_Link] = []
         try:
             for n, peer in enumerate(self.peers):
@@ -137,6 +139,10 @@ class Pipeline:
         """
         self._check_usable()
         number = self._fsm.ask()
+        if tracing.is_on():
+            for n, peer in enumerate(self.peers):
+                end_span = tracing.begin("gazette replicate", peer=str(peer))
+                self._spans.setdefault(n, deque()).append(end_span)
         self.send(raw)
         return number
 
@@ -248,6 +254,8 @@ class Pipeline:
         except ValidationError as err:
             self.on_failure(number, RpcFailed(Code.UNKNOWN, str(err)), "recv from")
             return
+        if self._spans and (spans := self._spans[number]):
+            spans.popleft()()
         effect = self._fsm.step(Replied(number, reply))
         if isinstance(effect, Settled):
             self._on_settled(effect.count)
@@ -273,6 +281,9 @@ class Pipeline:
         if self.failure is not None or self._is_closed:
             return
         self.failure = failure
+        for spans in self._spans.values():
+            while spans:
+                spans.popleft()()
         self.abandon()
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_exception(failure)

@@ -36,6 +36,7 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.fragment.cover_set import CoverSet
+from gazette_platform.ops import tracing
 from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import CompressionCodec
@@ -366,7 +367,14 @@ class Persister:
         async with self._slots[spec.fragment.stores[0]]:
             spec = self._spec_for(spool)  # the spec may have changed in a long wait
             if spec is not None:
-                await self._persist_by(spec, spool)
+                fragment = spool.fragment
+                with tracing.span(
+                    "gazette persist",
+                    journal=fragment.journal,
+                    begin=fragment.begin,
+                    end=fragment.end,
+                ):
+                    await self._persist_by(spec, spool)
 
     def _spec_for(self, spool: CompletedSpool) -> JournalSpec | None:
         """The spec to persist by; None: the fragment is not wanted."""

@@ -27,6 +27,7 @@ from gazette_platform.errors import (
     WrongAppendOffset,
     status_error,
 )
+from gazette_platform.ops import tracing
 from gazette_platform.protocol import (
     AppendSuspend,
     Header,
@@ -254,6 +255,20 @@ async def append(
 
     Cancellation: the RPC is cancelled; whether the append was committed is unknown.
     """
+    if not tracing.is_on():
+        return await _append(transport, journal, content, options, retry_failed=retry_failed)
+    with tracing.span("gazette append", kind="CLIENT", journal=journal):
+        return await _append(transport, journal, content, options, retry_failed=retry_failed)
+
+
+async def _append(
+    transport: Transport,
+    journal: str,
+    content: Content,
+    options: AppendOptions,
+    *,
+    retry_failed: bool,
+) -> AppendResult:
     request = options.request(journal, min_revision=transport.min_revision(options.min_revision))
     patience = transport.patience()
     doubt: GazetteError | None = None
@@ -339,6 +354,8 @@ class _Attempt:
     async def run(self, wire: Wire, request: bytes) -> pb.AppendResponse:
         """Raises: TransportError; DataError: the answer is malformed; what the content raises."""
         metadata = self._transport.auth.metadata(Capability.APPEND, self._journal)
+        if headers := tracing.headers():
+            metadata = (*(metadata or ()), *headers)
         # A single message does not report whether it was sent. With a connection, assume that it was.
         whole = self._content.whole() if wire.takes_whole and wire.is_ready else None
         if whole is not None:

@@ -43,6 +43,7 @@ from gazette_platform.errors import (
     TypedRefused,
     TypedRolledBack,
 )
+from gazette_platform.ops import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -246,6 +247,7 @@ def still_parted_by(metadata: TableMetadata) -> AssertDefaultSpecId:
     return AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})
 
 
+@tracing.span("gazette typed commit")
 def publish_files(
     handle: TableHandle,
     start: int | None,

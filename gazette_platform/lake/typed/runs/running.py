@@ -40,6 +40,7 @@ from gazette_platform.lake.typed.tables.table import (
 from gazette_platform.lake.typed.tables.upserts import publish_upserts
 from gazette_platform.lake.typed.tables.writing import data_file_of
 from gazette_platform.message.uuid import unix_ns_of
+from gazette_platform.ops import tracing
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import is_another
@@ -149,6 +150,7 @@ class TypedRunner:
         self._log = log
         self._clock = clock or SystemClock()
 
+    @tracing.span("gazette typed run")
     def run(
         self,
         spec: TypedSpec,
@@ -188,7 +190,8 @@ class TypedRunner:
         _require_order(spec, table.state, begin_anew or {})
         before = decided(table.state, now.journals, begin_anew or {})
         before = without_pruned(before, now.journals, given_up or {})
-        plan = plan_run(before, now.journals, limits, given_up=given_up)
+        with tracing.span("gazette typed plan"):
+            plan = plan_run(before, now.journals, limits, given_up=given_up)
         self._tell(spec, plan)
         job = job_of(spec, table, opened.quarantine, self._client.config)
         done, failed = work_ranges(
@@ -272,6 +275,7 @@ class TypedRunner:
             f"{plan.left_bytes} are left"
         )
 
+    @tracing.span("gazette typed publish")
     def _publish(
         self,
         spec: TypedSpec,
@@ -374,6 +378,7 @@ def job_of(spec: TypedSpec, table: TypedTable, quarantine: Loaded, config: Clien
     )
 
 
+@tracing.span("gazette typed read")
 def work_ranges(
     state: TypedState,
     journals: Sequence[JournalSnapshot],

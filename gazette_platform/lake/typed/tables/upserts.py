@@ -82,6 +82,7 @@ from gazette_platform.lake.typed.tables.writing import (
     data_file_of,
     remove_files,
 )
+from gazette_platform.ops import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,6 +149,7 @@ class Merger(Protocol):
         ...
 
 
+@tracing.span("gazette typed commit")
 def publish_upserts(
     handle: TableHandle,
     start: int | None,
