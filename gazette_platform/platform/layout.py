@@ -231,6 +231,7 @@ class Endpoints:
         found = {
             **{f"broker {n}": address for n, address in enumerate(self.brokers, 1)},
             "http": self.http,
+            "console": self.http and f"{self.http}/console/",
             "etcd": self.etcd,
             "metastore": self.metastore,
             "trino": self.trino,

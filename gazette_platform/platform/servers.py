@@ -127,7 +127,8 @@ def broker_component(
         name=name,
         command=command,
         requires=requires,
-        environment=dict(environment or {}),
+        # Its console asks for the tables of the lake.
+        environment={"GAZETTE_ENDPOINTS": str(layout.endpoints), **(environment or {})},
         ports=(port, http_port),
         ready=lambda: answers_http(f"http://{HOST}:{http_port}/debug/ready"),
         start_timeout_s=60.0,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from browser import Browser, find_chromium
 
+from examples.word_count.application import WordCount
 from gazette_platform import Client, ClientConfig
+from gazette_platform.client import AsyncClient
+from gazette_platform.consumer.protocol import parse_shard_changes
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
@@ -17,8 +23,12 @@ from gazette_platform.protocol import (
     JournalSpec,
     LabelSet,
 )
+from gazette_platform.protocol.auth import Capability, Claims, KeyRing
+from gazette_platform.protocol.labels import LabelSelector
+from gazette_platform.testing.local import LocalConsumers
 from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 pytestmark = [
     pytest.mark.e2e,
@@ -32,6 +42,15 @@ CHANGES = 60  # of a transaction of etcd
 ORDERS = "shop/orders"
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 MANY = "load/"
+KEY = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
+WORD_COUNT = Path(__file__).parents[2] / "examples" / "word_count"
+TABLE = """\
+name: raw.words
+selector: name:prefix=examples/
+format: json
+columns:
+  - {name: word, type: string}
+"""
 
 
 def spec(name, replication=1, flush_s=0):
@@ -240,3 +259,76 @@ async def test_texts_are_formatted(browser, base):
             f"import('/console/static/format.js').then(f => {expression})"
         )
         assert found == expected, expression
+
+
+@pytest.fixture
+async def watched(local_brokers, etcd_server, etcd_prefix, tmp_path, monkeypatch):
+    """The console of a broker that knows a consumer and a lake: its address, and the consumers."""
+    first = await local_brokers.start(zone="zone-a", id="broker-one")
+    async with (
+        AsyncClient(ClientConfig(address=first.endpoint)) as client,
+        LocalConsumers(
+            tmp_path / "consumers",
+            etcd=etcd_server.endpoint,
+            prefix=f"{etcd_prefix}-group",
+            client=client,
+        ) as consumers,
+    ):
+        await client.apply(parse_journal_tree((WORD_COUNT / "journals.yaml").read_text()))
+        process = await consumers.start(WordCount(2))
+        changes = parse_shard_changes((WORD_COUNT / "shards.yaml").read_text())
+        specs = [replace(change.spec, hint_prefix=f"{etcd_prefix}-hints") for change in changes]
+        await consumers.create_shards(*specs)
+        tables = tmp_path / "tables"
+        tables.mkdir()
+        (tables / "raw.yaml").write_text(TABLE)
+        monkeypatch.delenv("GAZETTE_ENDPOINTS", raising=False)
+        monkeypatch.setenv("GAZETTE_TABLES", str(tables))
+        monkeypatch.setenv("GAZETTE_DAGSTER_URI", "http://127.0.0.1:3000")
+        address = f"http://127.0.0.1:{process.port}"
+        second = await local_brokers.start(
+            zone="zone-b", id="broker-two", console_consumer=(address,)
+        )
+        yield f"http://127.0.0.1:{second.http_port}/console/", consumers
+
+
+async def test_brokers_shards_and_tables_are_shown(browser, watched):
+    base, consumers = watched
+    await browser.open(f"{base}#/brokers")
+    await browser.wait_for(
+        "zone-a#broker-one", "zone-b#broker-two (serves this page)", "Lease", "Appended", "CPU"
+    )
+    await browser.open(f"{base}#/shards")
+    await browser.wait_for("shard-000", "shard-003", "PRIMARY", "0 B", "none (wanted: 1)")
+    await picture(browser, "shards", height=420)
+    await browser.evaluate("document.querySelector('[aria-label=\"Unassign shard-000\"]').focus()")
+    await browser.press("Enter")
+    await browser.wait_for("Unassign shard-000? Its primary stops")
+    await browser.evaluate("document.querySelector('dialog button[value=yes]').click()")
+    await browser.wait_for("shard-000 is assigned again")
+    await consumers.wait_primary("shard-000")
+    await browser.open(f"{base}#/tables")
+    await browser.wait_for("raw.words", "json", "Dagster")
+    assert await browser.evaluate("[...document.querySelectorAll('main a')].map(a => a.href)") == [
+        "http://127.0.0.1:3000/",
+        "http://127.0.0.1:3000/assets/raw/words",
+    ]
+
+
+async def test_a_token_is_asked_for_and_used(browser, local_brokers):
+    broker = await local_brokers.start(auth_keys=KEY)
+    async with AsyncClient(ClientConfig(address=broker.endpoint, auth_keys=KEY)) as client:
+        await client.apply([JournalChange(spec(name)) for name in ("ours/one", "theirs/two")])
+    await browser.open(f"http://127.0.0.1:{broker.http_port}/console/")
+    await browser.wait_for("missing or empty Authorization token", "Give a token")
+    claims = Claims(Capability.LIST | Capability.READ, LabelSelector.parse("name:prefix=ours/"))
+    token = KeyRing(KEY).sign(claims, now=SystemClock().now().timestamp(), lifetime_s=600)
+    await browser.click("Give a token")
+    await browser.wait_for("Bearer token")
+    await browser.type(token)
+    await browser.press("Enter")
+    await browser.wait_for("1 journal", "ours/")
+    assert "theirs" not in await browser.text()
+    await browser.open(f"http://127.0.0.1:{broker.http_port}/console/#/brokers")
+    await browser.wait_for("authorization is missing required APPLY capability")
+    browser.errors[:] = [one for one in browser.errors if "Failed to load resource" not in one]

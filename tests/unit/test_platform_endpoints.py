@@ -62,6 +62,8 @@ def test_components_left_out_have_no_address(tmp_path: Path):
     assert options.port_names() == ["etcd", "etcd-peer"]
     endpoints = endpoints_of(options, {"etcd": 1, "etcd-peer": 2})
     assert endpoints.addresses() == {"etcd": "http://127.0.0.1:1"}
+    http = "http://127.0.0.1:2"
+    assert Endpoints(http=http).addresses() == {"http": http, "console": f"{http}/console/"}
     environment = environment_of(PlatformDir.at(tmp_path), endpoints)
     assert "GAZETTE_TRINO_URI" not in environment
     assert environment["GAZETTE_TABLES"] == str(tmp_path / "tables")

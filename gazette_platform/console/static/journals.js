@@ -147,7 +147,7 @@ class Grid {
     const more = this.#isComplete ? "" : " or more: use a selector to see others";
     this.summary.textContent = isFiltered
       ? `${count(shown.length)} of ${count(this.#journals.length)} journals`
-      : `${count(shown.length)} journals${more}`;
+      : `${count(shown.length)} ${shown.length === 1 ? "journal" : "journals"}${more}`;
     this.element.setAttribute("aria-rowcount", this.#rows.length + 1);
     this.body.style.height = `${this.#rows.length * ROW}px`;
     this.draw();

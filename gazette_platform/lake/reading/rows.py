@@ -51,8 +51,8 @@ _DATE: Final = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ]|\Z)", re.ASCII)
 # Of what stands before a value that is not finite: a sign, and a few blanks.
 _BEFORE_VALUE: Final = 16
 # CPU for two of nineteen columns of flights: 424 MB/s a core by msgspec, 171 by Arrow; for seven 240 and 140, for twelve 128
-# and 120. Arrow uses several cores, and msgspec one at a time: up to eight columns it costs less and is about as soon done.
-_QUICK_COLUMNS_MAX: Final = 8
+# and 120. Arrow uses several cores, and msgspec one at a time: with more columns a query would cost less and take longer.
+_QUICK_COLUMNS_MAX: Final = 4
 _NEGATIVE_ZERO: Final = re.compile(rb"-0(?![.0-9])")
 _NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _EPOCH: Final = date(1970, 1, 1)
