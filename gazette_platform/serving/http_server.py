@@ -397,6 +397,9 @@ JSON_TYPE: Final = "application/json"
 # meanwhile: 1 MB of empty labels takes a second.
 _BODY_BYTES_MAX = 64 << 10
 
+# A request whose body does not come is under way, and bars others, without a token.
+_BODY_S = 10.0
+
 
 class RestRoutes:
     """Answers requests with JSON.
@@ -409,14 +412,20 @@ class RestRoutes:
         self._origins = origins
 
     async def read_body(self, request: web.Request) -> bytes:
-        """The whole body. Raises: ValidationError: it is too long. Cancellation: safe."""
+        """The whole body. Raises: ValidationError: it is too long, or does not come. Cancellation: safe."""
         body = bytearray()
-        async for piece in request.content.iter_any():
-            body += piece
-            if len(body) > _BODY_BYTES_MAX:
-                raise ValidationError(
-                    f"the body has more than {_BODY_BYTES_MAX} bytes (ask for less at a time)"
-                )
+        try:
+            async with asyncio.timeout(_BODY_S):
+                async for piece in request.content.iter_any():
+                    body += piece
+                    if len(body) > _BODY_BYTES_MAX:
+                        raise ValidationError(
+                            f"the body has more than {_BODY_BYTES_MAX} bytes (ask for less at a time)"
+                        )
+        except TimeoutError as err:
+            raise ValidationError(
+                f"the body did not come within {_BODY_S:g} s (send it at once)"
+            ) from err
         return bytes(body)
 
     def refusal(

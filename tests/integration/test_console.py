@@ -306,6 +306,20 @@ async def test_an_answer_to_head_has_no_body(broker):
     assert after_head.startswith(b"HTTP/1.1 200 OK"), answers
 
 
+@pytest.mark.parametrize("path", ["/console/api/states", "/v1/journals/list"])
+async def test_a_body_that_does_not_come_ends_its_request(broker, monkeypatch, path):
+    monkeypatch.setattr("gazette_platform.serving.http_server._BODY_S", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
+    writer.write(
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: 100\r\n\r\n{".encode()
+    )
+    async with asyncio.timeout(20):
+        head = await reader.readline()
+    writer.close()
+    assert b" 400 " in head
+
+
 async def test_stores_need_a_token(http):
     body = {"stores": ["file:///"]}
     async with http.post("/console/api/stores", json=body) as response:
