@@ -20,7 +20,7 @@ from gazette_platform.ops.faults import backoff_s, insist
 from gazette_platform.protocol import endpoint_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from gazette_platform.allocator.loop import Allocator
     from gazette_platform.keyspace import KeySpace, MemberSpec
@@ -84,7 +84,7 @@ async def announce(
     lease: Lease,
     *,
     beside: Put | None = None,
-    unless: str = "",
+    unless: Mapping[str, int] | None = None,
     retry_s: float = RETRY_S,
 ) -> Announcement:
     """Create our member key under `lease`; wait for as long as another process holds it.
@@ -95,11 +95,11 @@ async def announce(
     Args:
         beside: another key of the member, written in the same transaction, under the same lease:
             earlier it would speak of the other process.
-        unless: a key that keeps members out as long as it exists.
+        unless: keys that keep members out unless each was last changed at this revision; 0: it does not exist.
         retry_s: seconds between attempts.
 
     Raises: EtcdError: not retriable: etcd refuses, e.g. because the lease is gone.
-        SetupError: the key `unless` exists.
+        SetupError: a key of `unless` was changed.
     Cancellation: leaves the key, which ends with the lease.
     """
     key = member_key(prefix, spec.id)
@@ -109,10 +109,9 @@ async def announce(
     if beside is not None:
         writes.append(dataclasses.replace(beside, lease=lease.id))
     compares = [Compare.version(key, 0)]
-    reads = [Get(key)]
-    if unless:
-        compares.append(Compare.version(unless, 0))
-        reads.append(Get(unless))
+    unless = unless or {}
+    compares += [Compare.mod(other, revision) for other, revision in unless.items()]
+    reads = [Get(each) for each in (key, *unless)]
     failures = 0
     while True:
         try:
@@ -126,10 +125,11 @@ async def announce(
             continue
         if result.succeeded:
             return Announcement(client, key, spec, result.header.revision)
-        if unless and result.reads[1].kvs:
-            raise SetupError(
-                f"{key} is not announced, because {unless} exists (start again once it is gone)"
-            )
+        for (other, revision), read in zip(unless.items(), result.reads[1:], strict=True):
+            if (read.kvs[0].mod_revision if read.kvs else 0) != revision:
+                raise SetupError(
+                    f"{key} is not announced, because {other} was changed (start again once no restore is under way)"
+                )
         if not result.reads[0].kvs:
             continue  # both are gone since
         found: KeyValue = result.reads[0].kvs[0]

@@ -43,6 +43,9 @@ class ClusterIdentity:
     """SHA-256 of the backup; empty: the cluster was never restored."""
     journals: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By restored journal: its create revision in this etcd, and the one that clients keep for it."""
+    revision: int = 0
+    """At which etcd's key of the cluster was last changed; 0: it does not exist. Who reads this and joins later compares it:
+    a restore in between gives the cluster another identity."""
 
     def revision_of(self, journal: str, create_revision: int) -> int:
         """The create revision of a journal, as clients know it.
@@ -93,6 +96,7 @@ async def read_identity(
         return ClusterIdentity()
     try:
         identity = ClusterIdentity.decode(found.value)
+        identity.revision = found.mod_revision
         turns, after, left = Turns(), keys, 1 if is_with_journals else 0
         while left > 0:
             page = await etcd.page(keys, after=after, revision=revision, page_keys=_PAGE_KEYS)

@@ -29,7 +29,7 @@ from gazette_platform.broker.crash.handover import (
     take_homes,
     wait_handed_over,
 )
-from gazette_platform.broker.etcd_records import own_member_key, restoring_key
+from gazette_platform.broker.etcd_records import own_member_key, restored_key, restoring_key
 from gazette_platform.broker.identity import read_identity
 from gazette_platform.broker.journal.gaps import still_storing
 from gazette_platform.broker.journal.replica import Replica
@@ -363,8 +363,9 @@ class Broker:
         )
         prefix = self.config.etcd_prefix
         ours = Put(own_member_key(prefix, process_id), say_homes(self._homes))
+        unless = {restoring_key(prefix): 0, restored_key(prefix): self._identity.revision}
         self._announcement: Announcement = await announce(
-            etcd, prefix, spec, self._lease, beside=ours, unless=restoring_key(prefix)
+            etcd, prefix, spec, self._lease, beside=ours, unless=unless
         )
         self._context.membership.hold(self._lease)
         await space.load(self._announcement.revision)

@@ -9,6 +9,7 @@ import pytest
 from backup_calls import PREFIX, backed_up, crash, lose_etcd, lose_spools, restored
 from journal_calls import JOURNAL, client_of, read_all, spec
 
+from gazette_platform.broker import serve
 from gazette_platform.broker.backup import BackupFile, make_backup, restore_backup
 from gazette_platform.client import Change
 from gazette_platform.errors import (
@@ -133,6 +134,53 @@ async def test_reset_stores_what_a_spool_without_assignment_holds(
         assert await client.reset_head(JOURNAL) == 11
         assert (await client.append(JOURNAL, b"!")).begin == 11
         assert await read_all(client) == b"stored held!"
+
+
+async def test_spool_is_stored_although_the_restore_created_its_journal_later(
+    cluster, own_etcd_server, file, tmp_path
+):
+    """Revisions of an etcd that is new do not compare with those of the former one."""
+    broker = await made(cluster, stored=b"stored ")
+    async with client_of(broker) as client, EtcdClient([own_etcd_server.endpoint]) as etcd:
+        created = (await client.get(JOURNAL)).create_revision
+        for first in range(0, 1000, 100):  # written back before the journal
+            keys = [f"/backup/hints/{n:05}" for n in range(first, first + 100)]
+            await etcd.txn((), [Put(key, b"") for key in keys])
+        await client.append(JOURNAL, b"held")
+    await backed_up(own_etcd_server, file)
+    await crash(broker)
+    await lose_etcd(own_etcd_server)
+    await restored(own_etcd_server, file)
+    async with EtcdClient([own_etcd_server.endpoint]) as etcd:
+        assert (await etcd.get(f"{PREFIX}/items/{JOURNAL}")).create_revision > created
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    other = await cluster.start(spool_dir=elsewhere, append_wait_s=0.5)
+    async with client_of(other) as client:
+        assert (await client.check_head(JOURNAL)).is_refused
+        await cluster.start(id="holder", journal_limit=0)
+        assert await client.reset_head(JOURNAL) == 11
+        assert await read_all(client) == b"stored held"
+
+
+async def test_broker_that_starts_during_a_whole_restore_does_not_join(
+    cluster, own_etcd_server, file, monkeypatch
+):
+    """It had read before who its clients think that it is."""
+    broker = await made(cluster, stored=b"one")
+    await backed_up(own_etcd_server, file)
+    await crash(broker)
+    await lose_etcd(own_etcd_server)
+    take_homes = serve.take_homes
+
+    async def slow(*arguments):
+        homes = await take_homes(*arguments)
+        await restored(own_etcd_server, file)
+        return homes
+
+    monkeypatch.setattr(serve, "take_homes", slow)
+    with pytest.raises(SetupError, match=r"was changed \(start again once no restore"):
+        await cluster.start()
 
 
 async def test_pruned_journal_goes_on_after_the_head_that_the_backup_knows(

@@ -148,7 +148,7 @@ class Player:
             if not {"s3", "lying"}.isdisjoint(self._case.stores):
                 # There ticks list no directories: what brokers list no more, and no account
                 # counted, is found when a person asks.
-                self._end(self._begin(None, role="repair"), None)
+                self._live([(None, {"role": "repair"})])
                 self._settle()
             self._collect()
             self._count_lies()

@@ -1,10 +1,13 @@
 """One look at Hive partitions where brokers list less than accounts hold."""
 
+from dataclasses import replace
+
 from lake_bench import FragmentFiles, MemoryMetastore
 from lake_world import SPEC
 
 from gazette_platform.lake import Registrar, Shrinker, StoreRoots, parse_table_spec
 from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
+from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.pruning import ShrinkLimits
 from gazette_platform.lake.raw.reconcile import is_emptied
 from gazette_platform.ops.clock import SystemClock
@@ -206,3 +209,49 @@ def test_a_table_of_very_many_fragments_shrinks(tmp_path, monkeypatch):
     found = look(files, metastore, spec, "whole")
     assert found.shrunk == 0
     assert "too many fragments" in found.doubts[0]
+
+
+def put_state(metastore, hour, state):
+    """Have the accounts of a Hive partition say what a repair in an object store says before it moves a file."""
+    with metastore.connect() as session:
+        table = session.table("s", "a")
+        (entry,) = AccountBook(session, table).at([("0", hour)]).values()
+        found = replace(entry.partition, parameters=state.within(entry.partition.parameters))
+        session.alter_partitions(table, [found])
+
+
+def test_a_hive_partition_stays_until_the_last_file_is_moved_out_of_it(tmp_path):
+    """Else a later fragment would bring its directory back, and queries would read that file, too."""
+    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
+    now = int(SystemClock().unix_s())
+    twin = files.append(JOURNAL, b'{"id":1}\n', postfix="hour=1", mod_time=now)
+    look(files, metastore, SPEC, JOURNAL)
+    files.append(JOURNAL, b'{"id":1}\n', postfix="hour=2", begin=0, mod_time=now)
+    files.forget(twin)
+    look(files, metastore, SPEC, JOURNAL)
+    put_state(metastore, "1", PartitionState(journal=JOURNAL, moving=(twin.content_name,)))
+    found = look(files, metastore, SPEC, JOURNAL)
+    assert (found.emptied, found.shrunk) == ([], 0)
+    # The repair went on, and was killed again before it could say so.
+    (tmp_path / twin.content_path).unlink()
+    found = look(files, metastore, SPEC, JOURNAL)
+    assert ([a.key for a in found.emptied], found.shrunk) == (["part=0/hour=1"], 1)
+
+
+def test_a_prune_of_all_that_is_counted_keeps_in_mind_what_is_being_moved(tmp_path):
+    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
+    now = int(SystemClock().unix_s())
+    first, twin = (
+        files.append(JOURNAL, b'{"id":1}\n', postfix="hour=1", mod_time=now) for _ in range(2)
+    )
+    look(files, metastore, SPEC, JOURNAL)
+    files.append(JOURNAL, b'{"id":1}\n', postfix="hour=2", begin=twin.begin, mod_time=now)
+    files.forget(twin)
+    look(files, metastore, SPEC, JOURNAL)
+    begun = PartitionState(moving=(twin.content_name,))
+    held = begun.adding(JOURNAL, first.begin, first.end, rows=1, stored_bytes=None)
+    put_state(metastore, "1", held)
+    files.prune(first)
+    found = look(files, metastore, SPEC, JOURNAL)
+    (left,) = [a for a in found.accounts if a.key == "part=0/hour=1"]
+    assert (found.emptied, left.state.ranges, left.state.moving) == ([], (), (twin.content_name,))

@@ -460,6 +460,11 @@ class Leftovers:
                     found.tenure.journal,
                     _why_not_whole(found),
                 )
+        item = self._space.state.items.get(found.tenure.journal)
+        if found.tenure.is_older_than_etcd and item is not None:
+            # The journal is the same, but its spec was created again. By the former revision it would look deleted,
+            # and what only this spool holds would be dropped.
+            await run_in(self._executor, found.tenure.renew, item.create_revision)
         if is_given_up:
             await self._tell_registers(found)
             await self._set_contradicting_aside(found)

@@ -24,6 +24,7 @@ from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import (
     Evidence,
     Files,
+    Judgement,
     is_emptied,
     judge,
     pruned_front,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.planning import JournalCursor
-    from gazette_platform.lake.raw.reconcile import Break, Judgement
+    from gazette_platform.lake.raw.reconcile import Break
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
@@ -208,7 +209,7 @@ class Shrinker:
                 if not number:
                     result.doubts.append(view.doubt(_TOO_MANY, [part]))
                 break
-            if reconcile(part.state, view.here(part)).lost:
+            if not part.state.ranges or reconcile(part.state, view.here(part)).lost:
                 judged.append((part, view.judge(part, broken, is_confirmed=is_confirmed)))
         if is_dry_run:
             result.shrunk = sum(j.verdict in {"shrink", "empty"} for _, j in judged)
@@ -281,7 +282,8 @@ class Shrinker:
         )
         for part, judgement in judged:
             if judgement.verdict == "empty":
-                wanted.append((part, PartitionState(journal=part.state.journal)))
+                moving = view.moving(part)
+                wanted.append((part, PartitionState(journal=part.state.journal, moving=moving)))
             elif judgement.verdict == "shrink":
                 created = learned(part.state.created, view.created)
                 state = recount.state(part.state, judgement.kept, part.location, created)
@@ -354,6 +356,8 @@ class _View:
         The first one of a look may hold half a million fragments, as a table without partition columns does, which
         take some seconds.
         """
+        if not part.state.ranges:
+            return True
         begin, end = part.state.ranges[0][0], part.state.ranges[-1][1]
         is_new = not self._from <= begin <= self._to
         if is_new:
@@ -394,7 +398,10 @@ class _View:
         return first is not None and first < broken.offset
 
     def judge(self, part: Entry, broken: Break | None, *, is_confirmed: bool) -> Judgement:
-        """What is to become of a Hive partition that lost something."""
+        """What is to become of a Hive partition that lost something, or whose last file a repair began to move."""
+        if not part.state.ranges:
+            # The repair may have been killed when all was done but this account.
+            return Judgement("wait" if self.moving(part) else "empty")
         store, directory = self._place(part)
         files = self._files(store, directory, part.state)
         evidence = Evidence(
@@ -406,6 +413,17 @@ class _View:
         local = [span for span, f in self._listed.items() if not f.backing_store]
         here = self.here(part)
         return judge(reconcile(part.state, here), here, local, files, evidence)
+
+    def moving(self, part: Entry) -> tuple[str, ...]:
+        """Names of the files that a repair began to move out of a Hive partition, and that may still be in it."""
+        names = part.state.moving
+        store, directory = self._place(part) if names else ("", "")
+        if not store:
+            return names
+        found = journal_files(self._storage, self.journal.name, [(store, directory)])
+        if directory not in found.listed:
+            return names
+        return tuple(name for name in names if (directory, name) in found.fragments)
 
     def _first_listed(self, broken: Break | None) -> int | None:
         if self._first is None:

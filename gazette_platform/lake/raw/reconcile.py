@@ -159,8 +159,11 @@ class Judgement:
 
 
 def is_emptied(state: PartitionState) -> bool:
-    """Whether a prune took all that was in a Hive partition. A new one holds nothing of no journal."""
-    return bool(state.journal) and not state.ranges
+    """Whether a Hive partition held something, and nothing of it is left. A new one holds nothing of no journal.
+
+    While a file is being moved out of its directory, only the account says so: it must stay for those who go on with that.
+    """
+    return bool(state.journal) and not state.ranges and not state.moving
 
 
 def is_broken(cursor: JournalCursor, pages: Iterable[Page]) -> bool:
