@@ -7,8 +7,8 @@ how far. So a restore keeps what stays true, and leaves out what may be outdated
     noted heads             restored, as the least offset at which the journal goes on
     registers               not restored: a writer that was fenced since would pass their checks again. A reset sets one,
                             ``gazette-restored``, so that no writer passes a check of what was before
-    holders (epochs)        not restored: others may have taken over. A record says so, and appends wait for a spool
-                            that joins what is stored, or for `gazctl journals reset-head`
+    holders (epochs)        not restored: others may have taken over. A record says so, and appends wait for
+                            `gazctl journals reset-head`
     identity of journals    restored, see `broker.identity`: the offsets that clients keep stay valid
     savepoints              restored
     hints, names of logs    restored, before the specs of shards: a shard without hints would begin again
