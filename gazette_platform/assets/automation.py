@@ -5,7 +5,7 @@ that delay nothing: bad records, say, are what quarantine is for.
 
 Dagster evaluates these conditions in the code server. Its own conditions would not do, for three reasons. They
 forget what happened before they were first evaluated, or while their cursor was lost; a mark that the rollup
-noted forgets nothing (see `gazette_platform.assets.source_marks`). They take a warning for a failure, so that a hole in
+noted forgets nothing (see `gazette_platform.assets.checks`). They take a warning for a failure, so that a hole in
 a journal would hold up all rollups after it. And they take a check that was not evaluated since the last
 materialization for one that says nothing, while the sensor reports a check when it changes: a red one stays red.
 
@@ -43,14 +43,16 @@ from gazette_platform.assets.checks import (
     QUERY_CHECK,
     is_red,
     newest_evaluations,
+    noted_mark,
+    sources_mark,
+    sources_missing,
 )
 from gazette_platform.assets.raw import table_key
-from gazette_platform.assets.source_marks import noted_mark, sources_mark, sources_missing
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-    from gazette_platform.assets.source_marks import Sourced
+    from gazette_platform.assets.checks import Sourced
 
 EACH_MINUTE = "* * * * *"
 """`cron` of what is made as soon as its sources have changed."""

@@ -40,12 +40,13 @@ from gazette_platform.assets.automation import EACH_MINUTE, rollup_condition
 from gazette_platform.assets.checks import (
     QUERY_CHECK,
     QUERY_TEXT,
+    SOURCES_KEY,
     SPECS_CHECK,
     in_lines,
     query_evaluation,
     result_of,
+    sources_mark,
 )
-from gazette_platform.assets.source_marks import SOURCES_KEY, sources_mark
 from gazette_platform.errors import TableFenced
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.engines.spark import prepare_environment

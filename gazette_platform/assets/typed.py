@@ -35,9 +35,8 @@ from dagster import (
 from pydantic import Field
 
 from gazette_platform.assets.automation import typed_condition
-from gazette_platform.assets.checks import in_lines, result_of
+from gazette_platform.assets.checks import SOURCES_KEY, in_lines, result_of, sources_mark
 from gazette_platform.assets.raw import table_key, table_partitions, time_partition
-from gazette_platform.assets.source_marks import SOURCES_KEY, sources_mark
 from gazette_platform.assets.typed_events import (
     COMPLETE_CHECK,
     FRESH_CHECK,

@@ -10,7 +10,6 @@ A primary that has brought the brokers of its route into step may take appends
     if there is no record              the journal is new, or was served by Gazette's brokers
     if the former holders let go       appends continue after the head that they noted
     if they noted the head             the spec and the record agree that nothing was appended since
-    if etcd was restored from a backup and a spool joins what is stored
     if an operator says so             `gazctl journals reset-head` gives up what only others hold
 
 and otherwise waits until one of the holders comes back. Each change of holders begins an *epoch*.
@@ -88,7 +87,8 @@ class EpochRecord:
     saved: Released | None = None
     """The end and the registers that holders which are not whole know of, once an operator gives up the rest."""
     is_restored: bool = False
-    """Whether the spec is from a backup, and nothing was appended since: who held the journal is not known."""
+    """Whether the spec is from a backup, and nothing was appended since: who held the journal is not known, and only
+    an operator knows whether all spools are here."""
 
     def encode(self) -> bytes:
         """The value in etcd."""
@@ -300,11 +300,12 @@ def _claim(  # noqa: PLR0911  one per condition
     """As `claim`, of brokers that are not before any head that is known."""
     if record is not None and record.is_restored:
         released = record.released if record.released and record.released.head == end else None
-        # Empty spools begin at 0, or at the noted head. What goes further is a spool that joins what is stored,
-        # or an operator sent it there. The backup may be older than what others have acknowledged.
-        if not is_reset and end <= (noted_head or 0):
+        # Also if a spool joins what is stored: others may have gone on without it, and come back later.
+        if not is_reset:
             return Await((), None)
         ours = tuple(sorted(holders or ()))
+        if len({one.tenure for one in ours}) < len(ours):
+            return Doubled(ours)
         return Claim(EpochRecord(create_revision, 1, ours, released=released))
     if holders is None:
         # From `end` on there is no record of holders. What former holders have before it stays valid.

@@ -21,6 +21,9 @@ from gazette_platform.protocol import (
     LabelSelector,
     Status,
     SuspendLevel,
+    validate_fragments_request,
+    validate_journal_name,
+    validate_list_request,
 )
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotTaken, RpcFailed
@@ -100,6 +103,7 @@ class BrokerCalls:
         Raises: RpcFailed; ValidationError: the selector is malformed. Cancellation: safe.
         """
         request = pb.ListRequest(selector=LabelSelector.parse(selector).to_pb())
+        validate_list_request(request)
         left = LISTED_MAX
 
         async def send(raw: bytes) -> None:
@@ -161,9 +165,13 @@ class BrokerCalls:
         }
 
     async def journal(self, name: str, metadata: Metadata) -> dict[str, Any]:
-        """Return a journal with its spec as YAML. Raises: RpcFailed; StatusError. Cancellation: safe."""
+        """Return a journal with its spec as YAML.
+
+        Raises: RpcFailed; StatusError; ValidationError: no such name can be. Cancellation: safe.
+        """
         from gazette_platform.yaml_specs.journal_tree import to_journal_tree  # noqa: PLC0415  slow to import
 
+        validate_journal_name(name)  # an empty one would select all
         label = pb.Label(name="name", value=name)
         selector = pb.LabelSelector(include=pb.LabelSet(labels=[label]))
         found: list[pb.ListResponse.Journal] = []
@@ -190,7 +198,7 @@ class BrokerCalls:
             since: Unix second; lists what is stored since then, and what is not stored yet.
             limit: of fragments.
 
-        Raises: RpcFailed; StatusError. Cancellation: safe.
+        Raises: RpcFailed; StatusError; ValidationError: no such name can be. Cancellation: safe.
         """
         request = pb.FragmentsRequest(
             journal=name,
@@ -198,6 +206,7 @@ class BrokerCalls:
             begin_mod_time=since,
             page_limit=max(1, min(limit, FRAGMENTS_MAX)),
         )
+        validate_fragments_request(request)
         page = await self._unary("ListFragments", request, pb.FragmentsResponse, metadata)
         return {
             "fragments": [fragment_row(one.spec) for one in page.fragments],

@@ -1,6 +1,7 @@
 """What pages ask of others than brokers: the shards of consumers, and the tables of the lake.
 
-Consumers are asked at the addresses that the broker was given, with the token of the page. Tables are what
+Consumers are asked at the addresses that the broker was given, with the token of the page. Its claims also hold here,
+since a consumer may have no keys of its own, and be beyond the reach of whoever sent the token. Tables are what
 ``gazctl lake list`` prints: it runs as a process of its own while a page asks, so that the broker loads no library of the
 lake. It sees the lake as a whole, so only callers who may list all journals may ask.
 """
@@ -20,6 +21,7 @@ from gazette_platform.consumer.client import ShardClient
 from gazette_platform.errors import GazetteError, SetupError, ValidationError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
+from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.auth import Forbidden
 
 if TYPE_CHECKING:
@@ -78,8 +80,8 @@ class Consumers:
         async with client:
             yield client
 
-    async def shards(self, metadata: Metadata) -> list[dict[str, Any]]:
-        """Return the shards of each consumer, or why they are not known. Cancellation: safe."""
+    async def shards(self, claims: Claims, metadata: Metadata) -> list[dict[str, Any]]:
+        """Return the shards of each consumer within the claims, or why they are not known. Cancellation: safe."""
 
         async def one(address: str) -> dict[str, Any]:
             try:
@@ -87,16 +89,19 @@ class Consumers:
                     snapshot = await client.list()
             except GazetteError as err:
                 return {"consumer": address, "error": str(err), "shards": []}
-            return {"consumer": address, "shards": [_shard_row(shard) for shard in snapshot]}
+            shown = [one for one in snapshot if claims.match(one.spec.label_set_with_id())]
+            return {"consumer": address, "shards": [_shard_row(shard) for shard in shown]}
 
         return await side_by_side(one, self.addresses, at_a_time=_AT_A_TIME)
 
     async def progress(
-        self, address: str, shards: Sequence[str], metadata: Metadata
+        self, address: str, shards: Sequence[str], claims: Claims, metadata: Metadata
     ) -> dict[str, dict[str, int]]:
-        """Return the offsets that shards have read up to, by shard and journal; without shards that do not answer.
+        """Return the offsets that shards have read up to, by shard and journal.
 
-        Raises: ValidationError: they are too many, or the address is not known. Cancellation: safe.
+        Those that do not answer, or are beyond the claims, are left out.
+
+        Raises: GazetteError; ValidationError: they are too many, or the address is not known. Cancellation: safe.
         """
         if len(shards) > PROGRESS_MAX:
             raise ValidationError(
@@ -104,6 +109,7 @@ class Consumers:
             )
         found: dict[str, dict[str, int]] = {}
         async with self._client(address, metadata) as client:
+            asked = await _within(client, shards, claims)
 
             async def one(shard: str) -> None:
                 try:
@@ -111,17 +117,34 @@ class Consumers:
                 except GazetteError:
                     found.pop(shard, None)
 
-            await side_by_side(one, shards, at_a_time=_AT_A_TIME)
+            await side_by_side(one, asked, at_a_time=_AT_A_TIME)
         return found
 
-    async def unassign(self, address: str, shard: str, metadata: Metadata) -> list[str]:
+    async def unassign(
+        self, address: str, shard: str, claims: Claims, metadata: Metadata
+    ) -> list[str]:
         """Remove the assignments of a shard's primary and of failed replicas, so that it is assigned again.
 
         Returns: the shards that lost an assignment.
-        Raises: GazetteError. Cancellation: leaves open whether it was done.
+        Raises: GazetteError; Forbidden: the shard is beyond the claims. Cancellation: leaves open whether it was done.
         """
         async with self._client(address, metadata) as client:
+            if not claims.match(LabelSet.of(id=shard)):
+                raise Forbidden(f"not authorized to {shard}")
             return [*await client.unassign([shard])]
+
+
+async def _within(client: ShardClient, shards: Sequence[str], claims: Claims) -> list[str]:
+    """Those of `shards` that the claims show. Raises: GazetteError. Cancellation: safe."""
+    if claims.is_for_all:
+        return [*shards]
+    wanted = {*shards}
+    snapshot = await client.list()
+    return [
+        one.id
+        for one in snapshot
+        if one.id in wanted and claims.match(one.spec.label_set_with_id())
+    ]
 
 
 def _shard_row(shard: ShardListing) -> dict[str, Any]:
@@ -148,7 +171,7 @@ class Lake:
         self._config = config
         self._turn = asyncio.Lock()
         self._clock = SystemClock()
-        self._last: tuple[float, dict[str, Any]] | None = None
+        self._last: tuple[float, dict[str, Any] | SetupError] | None = None
 
     async def tables(self, claims: Claims, metadata: Metadata, broker: str) -> dict[str, Any]:
         """Return the tables, and addresses of Dagster and Trino; or that no lake is known.
@@ -158,20 +181,23 @@ class Lake:
         Raises: Forbidden: the claims are for some journals only. SetupError: the lake cannot be asked.
         Cancellation: ends the process.
         """
-        if claims.selector.include or claims.selector.exclude:
+        if not claims.is_for_all:
             raise Forbidden("tables are shown to tokens that may list all journals")
         if not any(os.environ.get(name) for name in _LAKE_VARIABLES):
             return {"is_known": False}
         async with self._turn:
-            if self._last is not None and self._clock.monotonic() - self._last[0] < _FRESH_S:
-                return self._last[1]
-            found = {
-                "is_known": True,
-                "links": _links(),
-                "tables": await self._list(metadata, broker),
-            }
-            self._last = self._clock.monotonic(), found
-            return found
+            if self._last is None or self._clock.monotonic() - self._last[0] >= _FRESH_S:
+                found: dict[str, Any] | SetupError
+                try:
+                    tables = await self._list(metadata, broker)
+                    found = {"is_known": True, "links": _links(), "tables": tables}
+                except SetupError as err:
+                    found = err  # else all that wait would start a process, one after the other
+                self._last = self._clock.monotonic(), found
+            found = self._last[1]
+        if isinstance(found, SetupError):
+            raise SetupError(str(found))
+        return found
 
     async def _list(self, metadata: Metadata, broker: str) -> Any:
         environment = {

@@ -122,13 +122,15 @@ class _Console(RestRoutes):
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes. Other paths below ``/console`` stay with journals of that name."""
-        router.add_get("/console", _to_pages)
-        router.add_get("/console/", partial(_file, "index.html"))
+        # An answer that is written piece by piece would have a body even to HEAD.
+        add_get = partial(router.add_get, allow_head=False)
+        add_get("/console", _to_pages)
+        add_get("/console/", partial(_file, "index.html"))
         for name in _FILES:
-            router.add_get(f"/console/static/{name}", partial(_file, name))
-        router.add_get("/console/api/journals", self._list)
+            add_get(f"/console/static/{name}", partial(_file, name))
+        add_get("/console/api/journals", self._list)
         for reads in (self._journal, self._fragments, self._brokers, self._shards, self._tables):
-            router.add_get(f"/console/api/{reads.__name__[1:]}", partial(self._answered, reads))
+            add_get(f"/console/api/{reads.__name__[1:]}", partial(self._answered, reads))
         for posts in (self._states, self._stores, self._progress, self._unassign):
             router.add_post(f"/console/api/{posts.__name__[1:]}", partial(self._answered, posts))
 
@@ -159,17 +161,22 @@ class _Console(RestRoutes):
                 raise ClientGone(str(err)) from err
             await written(request, response, _line(rows))
 
+        last: dict[str, Any]
         try:
             selector = request.query.get("selector", "")
-            is_complete = await self._calls.journals(selector, caller_metadata(request), take)
-            await take([])
-            await written(request, response, _line({"complete": is_complete}))
+            try:
+                is_complete = await self._calls.journals(selector, caller_metadata(request), take)
+                await take([])
+                last = {"complete": is_complete}
+            except (GazetteError, RpcFailed) as err:
+                if isinstance(err, ClientGone):
+                    raise
+                if not response.prepared:
+                    return _refusal(err)
+                last = {"error": str(err)}
+            await written(request, response, _line(last))
         except ClientGone as err:
             raise asyncio.CancelledError from err
-        except (GazetteError, RpcFailed) as err:
-            if not response.prepared:
-                return _refusal(err)
-            await written(request, response, _line({"error": str(err)}))
         await response.write_eof()
         return response
 
@@ -189,6 +196,7 @@ class _Console(RestRoutes):
         return await self._calls.states(await self._texts(request, "journals"), metadata)
 
     async def _stores(self, request: web.Request, metadata: Metadata) -> Any:
+        self._service.claims(metadata, Capability.READ)
         return await self._calls.stores(await self._texts(request, "stores"), metadata)
 
     async def _brokers(self, _: web.Request, metadata: Metadata) -> Any:
@@ -196,20 +204,20 @@ class _Console(RestRoutes):
         return {"brokers": brokers, "own": self._history.all()}
 
     async def _shards(self, _: web.Request, metadata: Metadata) -> Any:
-        self._service.claims(metadata, Capability.LIST)
-        return await self._consumers.shards(metadata)
+        claims = self._service.claims(metadata, Capability.LIST)
+        return await self._consumers.shards(claims, metadata)
 
     async def _progress(self, request: web.Request, metadata: Metadata) -> Any:
-        self._service.claims(metadata, Capability.READ)
+        claims = self._service.claims(metadata, Capability.READ)
         body = await self._object(request)
         shards = _texts_of(body, "shards")
-        return await self._consumers.progress(_text_of(body, "consumer"), shards, metadata)
+        return await self._consumers.progress(_text_of(body, "consumer"), shards, claims, metadata)
 
     async def _unassign(self, request: web.Request, metadata: Metadata) -> Any:
-        self._service.claims(metadata, Capability.APPLY)
+        claims = self._service.claims(metadata, Capability.APPLY)
         body = await self._object(request)
         consumer, shard = _text_of(body, "consumer"), _text_of(body, "shard")
-        return {"unassigned": await self._consumers.unassign(consumer, shard, metadata)}
+        return {"unassigned": await self._consumers.unassign(consumer, shard, claims, metadata)}
 
     async def _tables(self, _: web.Request, metadata: Metadata) -> Any:
         claims = self._service.claims(metadata, Capability.LIST)

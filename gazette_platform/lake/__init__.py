@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.listing import SweepPoint
     from gazette_platform.lake.raw.planning import JournalCursor, Limits, RegistrationCursor
     from gazette_platform.lake.raw.pruning import Look, Shrinker
+    from gazette_platform.lake.raw.reconcile import Finding, FindingKind
     from gazette_platform.lake.raw.registration import JournalProgress, Registrar, TableReport
     from gazette_platform.lake.raw.repair import MovedFile, Repair, Repairer
     from gazette_platform.lake.raw.views import ensure_views, excluded_files
-    from gazette_platform.lake.reading.findings import Finding, FindingKind
     from gazette_platform.lake.reading.source import BrokerSource, FragmentSource, all_fragments
     from gazette_platform.lake.settings import LakeSettings
     from gazette_platform.lake.spec.folder import (
@@ -94,7 +94,7 @@ _HOMES = {
     "raw.accounts": "PartitionAccount",
     "raw.audits.audit": "Audit Auditor",
     "raw.views": "ensure_views excluded_files",
-    "reading.findings": "Finding FindingKind",
+    "raw.reconcile": "Finding FindingKind",
     "raw.audits.fit": "FitChecker json_columns missing_columns without_columns",
     "spec.layout": "Layout PartitionColumn StoreRoots partition_key",
     "raw.listing": "SweepPoint",

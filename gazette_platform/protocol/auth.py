@@ -109,8 +109,12 @@ class Claims:
 
     def match(self, labels: LabelSet) -> bool:
         """Whether a journal with these labels, its name among them, is within the claims."""
-        selector = self.selector
-        return (not selector.include and not selector.exclude) or selector.matches(labels)
+        return self.is_for_all or self.selector.matches(labels)
+
+    @property
+    def is_for_all(self) -> bool:
+        """Whether all journals are within the claims."""
+        return not self.selector.include and not self.selector.exclude
 
     def payload(self, *, issued_at: int, lifetime_s: int) -> dict[str, Any]:
         """The claims of a token, as JSON has them."""

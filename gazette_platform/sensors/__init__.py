@@ -2,7 +2,7 @@
 
 A tick of `fragments` lists new fragments, registers them, and then reports what differs from Dagster's last events; the
 cursor is stored last, so a tick that fails is repeated and changes nothing twice. Several sensors can share the tables
-(`shards`, `hand_over`). What to report, and which journals wait too long, is decided without I/O (`tick`, `waits`).
+(`shares`). What to report, and which journals wait too long, is decided without I/O (`tick`, `cursor`).
 
 Cost: a tick runs every few seconds and is bounded in listings and events, whatever the backlog.
 """

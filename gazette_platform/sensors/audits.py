@@ -34,13 +34,9 @@ from gazette_platform.lake import (
 )
 from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.raw.accounts import partition_accounts
+from gazette_platform.lake.raw.audits.findings import PartitionFit, partition_fit, table_finding
 from gazette_platform.lake.raw.audits.fit import is_of_spec
 from gazette_platform.lake.raw.audits.status import partition_standings
-from gazette_platform.lake.raw.audits.unfit_finding import (
-    PartitionFit,
-    partition_fit,
-    table_finding,
-)
 from gazette_platform.lake.raw.tables import text_columns
 
 if TYPE_CHECKING:

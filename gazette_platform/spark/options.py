@@ -1,11 +1,7 @@
-"""What options of reads and writes have in common: how they are named, reported when wrong, and what they say of brokers. Pure.
+"""What Spark asks for, as values: ``.option(…)`` of reads and of writes, and the columns of a schema. Pure.
 
-What ``.option(…)`` of a read says, as values. Pure.
-
-Names have no case, as all of Spark's. What is not known is an error that names what may be meant, and all
-errors are reported at once.
-
-What ``.option(…)`` of a write says, as values. Pure. As of reads, all errors are reported at once.
+Names of options have no case, as all of Spark's. What is not known is an error that names what may be meant, and all
+errors are reported at once. A column says where a message lies, or is a key of records.
 """
 
 from __future__ import annotations
@@ -15,7 +11,9 @@ import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
+
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.errors import ValidationError
@@ -23,6 +21,92 @@ from gazette_platform.protocol import LabelSelector, split_created
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql.types import StructType
+
+
+DEFAULT_SCHEMA: Final = "value binary, _journal string, _begin bigint, _end bigint, _uuid string"
+"""Of a read without a schema, as Spark writes it: a row a message."""
+
+_META: Final = {
+    "_journal": (pa.string(),),
+    "_begin": (pa.int64(),),
+    "_end": (pa.int64(),),
+    "_uuid": (pa.string(),),
+    "_corrupt": (pa.string(), pa.binary()),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a read, and what each is made of. Can be pickled."""
+
+    schema: pa.Schema
+    """All, in Spark's order."""
+    data: pa.Schema
+    """Those that are keys of records, or fields of CSV by their places."""
+    has_value: bool
+    """Whether `value`, the bytes of a message, is asked for."""
+
+    def asks_for(self, name: str) -> bool:
+        """Whether a column of `_journal`, `_begin`, `_end`, `_uuid`, `_corrupt` is asked for."""
+        return name in self.schema.names and name not in self.data.names
+
+
+def columns_of(schema: StructType) -> Columns:
+    """The columns of a schema of Spark's.
+
+    Raises: ValidationError: all columns that cannot be read.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415  slow to import
+
+    found = to_arrow_schema(schema)
+    data: list[pa.Field] = []
+    errors: list[str] = []
+    has_value = False
+    for column in found:
+        kinds = _META.get(column.name)
+        if kinds is not None:
+            if column.type not in kinds:
+                shown = " or ".join(map(_shown, kinds))
+                errors.append(f"column {column.name} is {shown}, and not {_shown(column.type)}")
+        elif column.name == "value" and column.type == pa.binary():
+            has_value = True
+        else:
+            why = _why_not(column.type)
+            if why:
+                errors.append(f"column {column.name}: {why}")
+            data.append(column)
+    if errors:
+        raise ValidationError("; ".join(errors))
+    return Columns(found, pa.schema(data), has_value)
+
+
+def _shown(kind: pa.DataType) -> str:
+    return {"int64": "bigint", "int32": "int"}.get(str(kind), str(kind))
+
+
+def _why_not(kind: pa.DataType) -> str:
+    """Why values of a type are not read of records; empty: they are."""
+    types = pa.types
+    if types.is_struct(kind):
+        return next(filter(None, (_why_not(field.type) for field in kind)), "")
+    if types.is_list(kind):
+        return _why_not(kind.value_type)
+    if types.is_binary(kind):
+        return "binary is of the column `value` alone, the bytes of a message"
+    is_plain = (
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_string(kind)
+        or types.is_decimal(kind)
+        or types.is_date(kind)
+        or types.is_timestamp(kind)
+    )
+    return "" if is_plain else f"{kind} is not read (ask for `value`, and use from_json)"
+
 
 _CLIENT: Final = {
     "broker": "address",

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.extent_content import Piece
     from gazette_platform.message.framing import Unframing
     from gazette_platform.message.sequencer import ProducerState
-    from gazette_platform.spark.columns import Columns
-    from gazette_platform.spark.options import Place, SourceOptions
+    from gazette_platform.spark.options import Columns, Place, SourceOptions
 
 
 @final

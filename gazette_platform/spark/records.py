@@ -16,16 +16,15 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.lake.reading.arrow_types import RefusedError
-from gazette_platform.lake.reading.csv_columns import read_csv_lines
 from gazette_platform.lake.reading.json_columns import Field, JsonReader
+from gazette_platform.lake.reading.rows import read_csv_lines
 from gazette_platform.lake.reading.sifting import BLANKS, Sifter, guess
 from gazette_platform.lake.spec.types import ColumnType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.spark.columns import Columns
-    from gazette_platform.spark.options import Mode
+    from gazette_platform.spark.options import Columns, Mode
 
 _DAY_US: Final = 86_400_000_000
 _YEAR_1_DAY: Final = -719_162

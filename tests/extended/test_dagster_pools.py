@@ -33,7 +33,7 @@ import dagster as dg
 
 from gazette_platform.lake.raw.reconcile import Break
 from gazette_platform.sensors.cursor import SensorCursor
-from gazette_platform.sensors.shares import former_cursors, former_retention
+from gazette_platform.sensors.fragments import former_cursors, former_retention
 from gazette_platform.sensors.prunes import RetentionState
 from gazette_platform.testing.waiting import block_for, wait_until
 

@@ -79,7 +79,7 @@ async def test_appends_go_on_after_what_was_stored_since_the_backup(cluster, own
         assert now.create_revision == before.create_revision
         assert (await client.get_savepoint("monday")).offsets == savepoint.offsets
         assert await read_stored(client, 13) == b"before after "
-        with pytest.raises(TransportError, match="restored from a backup, and no spool here joins"):
+        with pytest.raises(TransportError, match="restored from a backup, which does not say"):
             await client.append(JOURNAL, b"!", offset=13)
         state = await client.check_head(JOURNAL)
         assert (state.head, state.is_refused, state.awaited) == (13, True, ())
@@ -97,7 +97,7 @@ async def test_appends_go_on_after_what_was_stored_since_the_backup(cluster, own
         assert (await client.append(JOURNAL, b"!")).begin == 15
 
 
-async def test_spool_that_joins_goes_on_by_itself(cluster, own_etcd_server, file):
+async def test_spool_that_joins_goes_on_once_heads_are_reset(cluster, own_etcd_server, file):
     broker = await made(cluster, stored=b"stored ")
     await backed_up(own_etcd_server, file)
     async with client_of(broker) as client:
@@ -105,12 +105,38 @@ async def test_spool_that_joins_goes_on_by_itself(cluster, own_etcd_server, file
     await crash(broker)
     await lose_etcd(own_etcd_server)
     await restored(own_etcd_server, file)
-    broker = await cluster.start()
+    broker = await cluster.start(append_wait_s=0.5)
     async with client_of(broker) as client:
-        done = await client.append(JOURNAL, b"!", check_registers=LabelSelector(include=FENCED))
-        assert done.begin == 11
+        assert await client.reset_head(JOURNAL) == 11
+        assert (await client.append(JOURNAL, b"!")).begin == 11
         assert await read_all(client) == b"stored held!"
     assert not (broker.config.spool_dir / "set-aside").exists()
+
+
+async def test_spool_of_a_former_holder_does_not_go_on(cluster, own_etcd_server, file, tmp_path):
+    """It joins what is stored. But another broker went on without it, and nothing in etcd says so any more."""
+    former = await made(cluster, stored=b"stored ")
+    async with client_of(former) as client:
+        await client.append(JOURNAL, b"held")
+    await crash(former)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    later = await cluster.start(spool_dir=elsewhere, append_wait_s=0.5)
+    async with client_of(later) as client:
+        assert await client.reset_head(JOURNAL, give_up=True) == 7
+        assert (await client.append(JOURNAL, b"held, and more")).end == 21
+    await backed_up(own_etcd_server, file)
+    await crash(later)
+    await lose_etcd(own_etcd_server)
+    await restored(own_etcd_server, file)
+    former = await cluster.start(append_wait_s=0.5)
+    async with client_of(former) as client:
+        with pytest.raises(TransportError, match="restored from a backup, which does not say"):
+            await client.append(JOURNAL, b"!", offset=11)
+        await cluster.start(id="later", spool_dir=elsewhere, journal_limit=0)
+        assert await client.reset_head(JOURNAL) == 21
+        assert (await client.append(JOURNAL, b"!")).begin == 21
+        assert await read_all(client) == b"stored held, and more!"
 
 
 async def test_reset_stores_what_a_spool_without_assignment_holds(
@@ -266,6 +292,30 @@ async def test_no_broker_joins_while_a_restore_is_not_done(cluster, own_etcd_ser
         await make_backup(etcd, again, prefix=PREFIX)
         with pytest.raises(SetupError, match="etcd has keys already"):
             await restore_backup(etcd, BackupFile(again))
+
+
+async def test_restore_of_a_part_is_not_that_of_all(own_etcd_server, file):
+    async with EtcdClient([own_etcd_server.endpoint]) as etcd:
+        await etcd.put("/other/hints/shard.primary", b"hints")
+    await backed_up(own_etcd_server, file)
+    await lose_etcd(own_etcd_server)
+
+    def stop(_done, _of):
+        raise InterruptedError
+
+    async with EtcdClient([own_etcd_server.endpoint]) as etcd:
+        with pytest.raises(InterruptedError):
+            await restore_backup(etcd, BackupFile(file), progress=stop)
+        with pytest.raises(SetupError, match="or with another --prefix, was interrupted"):
+            await restore_backup(etcd, BackupFile(file), scope=[f"{PREFIX}/"])
+        await restore_backup(etcd, BackupFile(file))
+    await lose_etcd(own_etcd_server)
+    async with EtcdClient([own_etcd_server.endpoint]) as etcd:
+        await restore_backup(etcd, BackupFile(file), scope=[f"{PREFIX}/"])
+        done = await restore_backup(etcd, BackupFile(file), scope=[f"{PREFIX}/"])
+        assert done.is_done_before
+        with pytest.raises(SetupError, match="etcd has keys already"):
+            await restore_backup(etcd, BackupFile(file))
 
 
 async def test_backup_is_of_one_revision(own_etcd_server, file):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
 import orjson
 import pytest
 
+from examples.word_count.application import WordCount
 from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -19,11 +24,14 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.labels import LabelSelector
+from gazette_platform.testing.local import LocalConsumers
 from gazette_platform.testing.waiting import eventually
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 KEY = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
+WORD_COUNT = Path(__file__).parents[2] / "examples" / "word_count"
 OURS, THEIRS = "ours/one", "theirs/two"
 ALL = Capability.LIST | Capability.READ
 
@@ -269,3 +277,110 @@ async def test_consumers_are_those_that_the_broker_was_given(http):
         assert response.status == 403
     async with http.get("/console/api/unassign", headers=operator) as response:
         assert response.status == 404
+
+
+@pytest.mark.parametrize(
+    "name", ["", "%00", "%ED%A0%80", "a" * 600, "../../etc/passwd", "ours/one/"]
+)
+async def test_a_name_that_cannot_be_is_refused(http, name):
+    for api in ("journal", "fragments"):
+        async with http.get(f"/console/api/{api}?name={name}", headers=bearer(ALL)) as response:
+            assert response.status == 400, await response.text()
+    async with http.get(
+        f"/console/api/journals?selector=a%3D{'b' * 2000}", headers=bearer(ALL)
+    ) as response:
+        assert response.status == 400, await response.text()
+
+
+async def test_an_answer_to_head_has_no_body(broker):
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
+    token = bearer(ALL)["Authorization"]
+    writer.write(
+        f"HEAD /console/api/journals HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n\r\n"
+        "GET /debug/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    )
+    async with asyncio.timeout(20):
+        answers = await reader.read()
+    writer.close()
+    _, after_head = answers.split(b"\r\n\r\n", 1)
+    assert after_head.startswith(b"HTTP/1.1 200 OK"), answers
+
+
+async def test_stores_need_a_token(http):
+    body = {"stores": ["file:///"]}
+    async with http.post("/console/api/stores", json=body) as response:
+        assert response.status == 401
+    only_list = bearer(Capability.LIST)
+    async with http.post("/console/api/stores", json=body, headers=only_list) as response:
+        assert response.status == 403
+
+
+async def test_a_lake_that_fails_is_not_asked_again_at_once(http, monkeypatch, tmp_path):
+    endpoints = tmp_path / "endpoints.json"
+    endpoints.write_text("{")
+    monkeypatch.setenv("GAZETTE_ENDPOINTS", str(endpoints))
+    errors = []
+    for _ in range(2):
+        async with http.get("/console/api/tables", headers=bearer(ALL)) as response:
+            assert response.status == 502
+            errors.append((await response.json())["error"])
+        endpoints.unlink(missing_ok=True)  # another process would have another error, or none
+    assert "not valid JSON" in errors[0]
+    assert errors[1] == errors[0]
+
+
+@pytest.fixture
+async def consumer(cluster, etcd_server, etcd_prefix, tmp_path):
+    """A session with a broker that has keys, and knows a consumer that has none; and the consumer's address."""
+    keys = f"{KEY},AA=="  # the consumer has no token
+    broker = await cluster.start(auth_keys=keys)
+    async with (
+        AsyncClient(ClientConfig(address=broker.endpoint, auth_keys=KEY)) as client,
+        LocalConsumers(
+            tmp_path / "consumers",
+            etcd=etcd_server.endpoint,
+            prefix=f"{etcd_prefix}-group",
+            client=client,
+        ) as consumers,
+    ):
+        await client.apply(parse_journal_tree((WORD_COUNT / "journals.yaml").read_text()))
+        process = await consumers.start(WordCount(2))
+        changes = parse_shard_changes((WORD_COUNT / "shards.yaml").read_text())
+        specs = [replace(change.spec, hint_prefix=f"{etcd_prefix}-hints") for change in changes]
+        await consumers.create_shards(*specs)
+        address = f"http://127.0.0.1:{process.port}"
+        knowing = await cluster.start(auth_keys=keys, console_consumer=(address,))
+        base = f"http://127.0.0.1:{knowing.http_port}"
+        timeout = aiohttp.ClientTimeout(total=40)
+        async with aiohttp.ClientSession(base, timeout=timeout) as session:
+            yield session, address
+
+
+async def test_claims_hold_for_shards_of_a_consumer_without_keys(consumer):
+    http, address = consumer
+
+    async def shards(headers):
+        async with http.get("/console/api/shards", headers=headers) as response:
+            (found,) = await response.json()
+        return [one["id"] for one in found["shards"]]
+
+    async def progress(headers):
+        body = {"consumer": address, "shards": ["shard-000", "shard-001"]}
+        async with http.post("/console/api/progress", json=body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+            return [*await response.json()]
+
+    async def unassign(headers):
+        body = {"consumer": address, "shard": "shard-001"}
+        async with http.post("/console/api/unassign", json=body, headers=headers) as response:
+            return response.status
+
+    every = ALL | Capability.APPLY
+    assert await shards(bearer(every)) == [f"shard-00{n}" for n in range(4)]
+    assert await shards(bearer(every, "id=shard-000")) == ["shard-000"]
+    assert await shards(bearer(every, "name=ours/one")) == []
+    assert sorted(await progress(bearer(every))) == ["shard-000", "shard-001"]
+    assert await progress(bearer(every, "id=shard-000")) == ["shard-000"]
+    assert await progress(bearer(every, "name=ours/one")) == []
+    assert await unassign(bearer(every, "name=ours/one")) == 403
+    assert await unassign(bearer(every)) == 200

@@ -24,7 +24,7 @@ from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import BrokerSource, Registrar, Repairer, StoreRoots, load_table_specs
 from gazette_platform.lake.raw.audits.audit import audit_index
 from gazette_platform.lake.raw.audits.status import table_standing
-from gazette_platform.lake.raw.catch_up import catch_up
+from gazette_platform.lake.raw.repair import catch_up
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import fragments_sensor

@@ -9,9 +9,8 @@ from value_cases import LINES, VALUES
 
 from gazette_platform.errors import DataError
 from gazette_platform.lake.reading.arrow_types import RefusedError
-from gazette_platform.lake.reading.json_columns import Field, JsonReader
+from gazette_platform.lake.reading.json_columns import Field, JsonReader, ScalarReader, is_scalar
 from gazette_platform.lake.reading.rows import row_parser
-from gazette_platform.lake.reading.scalar_columns import ScalarReader, is_scalar
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.spec.types import parse_type
 from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth

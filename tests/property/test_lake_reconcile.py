@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import Difference, reconcile
-from gazette_platform.lake.spec.unfit import UnfitFragment
+from gazette_platform.lake.spec.rules import UnfitFragment
 from gazette_platform.protocol import Fragment
 
 BYTES = 12

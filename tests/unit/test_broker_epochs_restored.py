@@ -1,4 +1,4 @@
-"""Who may take appends after etcd was restored from a backup: no empty spool, before an operator says so."""
+"""Who may take appends after etcd was restored from a backup: none, before an operator says so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from gazette_platform.broker.epochs import (
     Await,
     Claim,
+    Doubled,
     EpochRecord,
     GoOn,
     Holder,
@@ -39,14 +40,17 @@ def test_record_survives_its_encoding():
     assert not is_unknown(EpochRecord(7, 1, ()), 7)
 
 
-@pytest.mark.parametrize(("end", "noted_head"), [(0, None), (0, 50), (50, 50)])
+@pytest.mark.parametrize(
+    ("end", "noted_head"), [(0, None), (0, 50), (50, 50), (60, 50), (60, None)]
+)
 @pytest.mark.parametrize("holders", [OURS, None])
-def test_empty_spool_waits(end, noted_head, holders):
+def test_every_spool_waits(end, noted_head, holders):
     assert decided(end, noted_head=noted_head, holders=holders) == Await((), None)
 
 
-def test_spool_that_joins_claims_the_journal():
-    assert decided(60, noted_head=50) == Claim(EpochRecord(7, 1, tuple(OURS)))
+def test_copies_of_one_spool_do_not_both_go_on():
+    both = OURS | {Holder("t1", ProcessId("a", "two"))}
+    assert decided(60, registers=FENCE, holders=both, is_reset=True) == Doubled(tuple(sorted(both)))
 
 
 def test_reset_sets_a_register_that_no_writer_knows():

@@ -34,8 +34,12 @@ from gazette_platform.assets import (
     table_key,
 )
 from gazette_platform.assets.automation import red_checks
-from gazette_platform.assets.checks import check_evaluations, keeps_up_evaluation, new_evaluations
-from gazette_platform.assets.source_marks import sources_mark
+from gazette_platform.assets.checks import (
+    check_evaluations,
+    keeps_up_evaluation,
+    new_evaluations,
+    sources_mark,
+)
 from gazette_platform.lake import Finding, LakeSettings, parse_table_spec
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.query_check import QueryCheck

@@ -20,8 +20,7 @@ from dagster_instances import new_instance
 
 from gazette_platform.assets import SOURCES_KEY, rollup_definitions, rollup_key, table_key
 from gazette_platform.assets.automation import rollup_condition
-from gazette_platform.assets.checks import CHECKS_POOL, check_evaluations
-from gazette_platform.assets.source_marks import noted_mark, sources_mark
+from gazette_platform.assets.checks import CHECKS_POOL, check_evaluations, noted_mark, sources_mark
 from gazette_platform.definitions import build_definitions
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import Finding, LakeSettings

@@ -21,9 +21,8 @@ from gazette_platform.assets import (
     table_key,
     typed_definitions,
 )
-from gazette_platform.assets.checks import check_evaluations
+from gazette_platform.assets.checks import check_evaluations, sources_mark
 from gazette_platform.assets.maintenance import UpkeepEngine
-from gazette_platform.assets.source_marks import sources_mark
 from gazette_platform.assets.typed import fragments_at
 from gazette_platform.assets.typed_events import (
     TypedSources,

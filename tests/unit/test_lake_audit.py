@@ -15,7 +15,7 @@ from gazette_platform.lake import (
     ensure_views,
     excluded_files,
 )
-from gazette_platform.lake.raw.overlaps import Span, choose, clusters, uncovered
+from gazette_platform.lake.raw.reconcile import Span, choose, clusters, uncovered
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.protocol.offsets import gaps_between
 

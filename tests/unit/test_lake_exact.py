@@ -9,7 +9,7 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from gazette_platform.assets.checks import check_evaluations
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake import Auditor, Finding, Registrar, StoreRoots, excluded_files
-from gazette_platform.lake.raw.overlaps import in_time, overlapping, walk_outward
+from gazette_platform.lake.raw.reconcile import in_time, overlapping, walk_outward
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.sensors import audits
 

@@ -56,6 +56,7 @@ def types_of(*records):
         (["2026-01-02", None], "date", None),
         (["2026-01-02", "soon"], "string", "1 of 2 texts are not dates"),
         (["2026-02-30"], "string", None),
+        (["2026-W01-5"], "string", None),
         (["20260102"], "string", "numbers written as text"),
         (["2026-01-02T03:04:05Z"], "string", "times"),
         (["12", "-1.5e3"], "string", "numbers written as text"),

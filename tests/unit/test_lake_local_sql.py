@@ -21,8 +21,7 @@ from hypothesis import given, settings, strategies as st
 from gazette_platform import FragmentListing
 from gazette_platform.client.read.extents import snapshot_of
 from gazette_platform.lake.engines.duckdb.dataset import TableDataset, prune, selected
-from gazette_platform.lake.engines.duckdb.reading import Piece
-from gazette_platform.lake.engines.duckdb.snapshot import TableExtent, TableSnapshot
+from gazette_platform.lake.engines.duckdb.snapshot import Piece, TableExtent, TableSnapshot
 from gazette_platform.lake.reading.arrow_types import arrow_type
 from gazette_platform.lake.reading.rows import fitted, parse_line, row_parser
 from gazette_platform.lake.spec.layout import PartitionColumn

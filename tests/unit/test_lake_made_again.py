@@ -13,8 +13,8 @@ from gazette_platform.lake import (
 )
 from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
 from gazette_platform.lake.raw.audits.status import table_standing
-from gazette_platform.lake.raw.catch_up import catch_up
 from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.repair import catch_up
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import created_by
 

@@ -24,7 +24,7 @@ from gazette_platform.lake.engines.spark import (
     spark_configuration,
 )
 from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
-from gazette_platform.lake.iceberg.maintenance import maintenance_statements
+from gazette_platform.lake.iceberg.snapshots import maintenance_statements
 from gazette_platform.lake.raw.views import exact_view
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.engines import (

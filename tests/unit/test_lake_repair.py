@@ -6,8 +6,8 @@ import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.lake import Auditor, Registrar, Repairer, StoreRoots, parse_table_spec
-from gazette_platform.lake.raw.overlaps import Span, chain
 from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.reconcile import Span, chain
 from gazette_platform.lake.raw.repair import RepairLimits
 
 SPEC = """

@@ -7,18 +7,14 @@ from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import Registrar, StoreRoots, SweepPoint, parse_table_spec
 from gazette_platform.lake.raw import partition_state
+from gazette_platform.lake.raw.audits.findings import PartitionFit, partition_fit, table_finding
 from gazette_platform.lake.raw.audits.fit import audit_content, value_scanner
 from gazette_platform.lake.raw.audits.status import table_standing
-from gazette_platform.lake.raw.audits.unfit_finding import (
-    PartitionFit,
-    partition_fit,
-    table_finding,
-)
 from gazette_platform.lake.raw.counting import Recount
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.set_aside import SetAside
 from gazette_platform.lake.reading.content import FragmentContent
-from gazette_platform.lake.spec.unfit import Threshold, UnfitFragment, verdict
+from gazette_platform.lake.spec.rules import Threshold, UnfitFragment, verdict
 from gazette_platform.ops.clock import SystemClock
 
 JOURNAL, HOUR_5, HOUR_6 = "events/part=0", "hour=05", "hour=06"
@@ -145,7 +141,7 @@ def test_accounts_keep_counts_examples_and_offsets(files, registrar, metastore, 
     (update,) = report.updates
     (noted,) = update.state.unfit
     assert (noted.begin, noted.end, noted.records) == (bad.begin, bad.end, 1)
-    finding = found.unfit_finding
+    finding = found.findings
     assert (finding.is_error, finding.unfit) == (False, 1)
     assert finding.text.startswith(
         "1 of 401 records (0.25 %) in part=0/hour=05 since 2026-09-21 14:13:20 UTC does not fit the "
@@ -166,7 +162,7 @@ def test_too_many_unfit_records_block_and_say_which_way_on(files, registrar, sta
     assert found.is_blocked
     assert found.unfit_records == 3
     (problem,) = found.problems
-    assert problem == found.unfit_finding.text
+    assert problem == found.findings.text
     assert problem.startswith(
         "rollups wait: 2 of 100 records (2.00 %) in part=0/hour=05 since 1970-01-01 00:00:01 UTC do not fit "
         "the spec, and only 1 % may. To go on: `unfit: {block: 3%}` in the spec and `gazctl lake apply`; or "
@@ -177,10 +173,10 @@ def test_too_many_unfit_records_block_and_say_which_way_on(files, registrar, sta
     # As it says.
     assert not standing(spec_of("3%")).is_blocked
     assert not standing(spec_of(2)).is_blocked
-    assert "`unfit: {block: 2}`" in standing(spec_of(1)).unfit_finding.text
+    assert "`unfit: {block: 2}`" in standing(spec_of(1)).findings.text
     assert (
         "spec, and none may (1 more Hive partition has too many)."
-        in standing(spec_of(0)).unfit_finding.text
+        in standing(spec_of(0)).findings.text
     )
     assert not standing(spec_of("never")).is_blocked
 
@@ -306,7 +302,7 @@ def test_full_audit_counts_what_accounts_do(files, registrar, standing):
     spec = spec_of()
     registrar.tick(spec, {})
     *fragments, table = audit_content(spec, files, StoreRoots(files.roots))
-    assert table == standing(spec).unfit_finding
+    assert table == standing(spec).findings
     assert [f.unfit for f in fragments] == [2, 1]
     assert not any(f.is_error for f in fragments)
 

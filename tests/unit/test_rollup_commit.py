@@ -25,9 +25,9 @@ from thrift.transport.TTransport import TTransportException
 
 from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.hive.thrift import ttypes
-from gazette_platform.lake.iceberg.maintenance import RETAINED_S, maintenance_statements
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.iceberg.publishing import COVERS, PROGRESS
+from gazette_platform.lake.iceberg.snapshots import RETAINED_S, maintenance_statements
 from gazette_platform.lake.rollups import Covers, RollupSpec, Seen, SliceCover
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 from gazette_platform.lake.rollups.table import (
@@ -466,7 +466,7 @@ def test_engine_that_commits_is_waited_for(rollup, monkeypatch):
     )
     request = ttypes.LockRequest(component=[component], agentInfo="an engine", hostname="h")
     lock = rollup.metastore.thrift.lock(request)
-    monkeypatch.setattr("gazette_platform.hive.client._TABLE_LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("gazette_platform.hive._TABLE_LOCK_WAIT_S", 0.1)
     planned = rollup.plan(rows((JFK, 2)), {JFK: 20})
     with pytest.raises(
         LakeError, match=r"the contents of rollups\.sums are being changed by an eng"

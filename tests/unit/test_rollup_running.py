@@ -14,8 +14,8 @@ from dagster import (
 from dagster_instances import new_instance
 from rollup_bench import SUMS, Lake, told
 
+from gazette_platform.assets.checks import SOURCES_KEY, noted_mark, sources_mark
 from gazette_platform.assets.rollups import COMPLETE_CHECK, rollup_asset
-from gazette_platform.assets.source_marks import SOURCES_KEY, noted_mark, sources_mark
 from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.table import read_covers

@@ -19,8 +19,8 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.sensors import fragments, fragments_sensors
 from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.fragments import SENSORS_MAX, Share, epoch_of, shares
 from gazette_platform.sensors.prunes import RetentionState
-from gazette_platform.sensors.shares import SENSORS_MAX, Share, epoch_of, shares
 
 pytestmark = pytest.mark.long
 

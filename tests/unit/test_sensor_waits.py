@@ -22,11 +22,10 @@ from gazette_platform.lake import (
 )
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.sensors.audits import TableAudits
-from gazette_platform.sensors.cursor import SensorCursor, pack
+from gazette_platform.sensors.cursor import SensorCursor, Wait, follow, pack
 from gazette_platform.sensors.events import InstanceTold
 from gazette_platform.sensors.fragments import TickPorts, run_tick
 from gazette_platform.sensors.prunes import Retention
-from gazette_platform.sensors.waits import Wait, follow
 
 NOW = 1_000_000
 

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.framing import frame_fixed
 from gazette_platform.spark import reading
-from gazette_platform.spark.columns import DEFAULT_SCHEMA, columns_of
+from gazette_platform.spark.options import DEFAULT_SCHEMA, columns_of
 from gazette_platform.spark.reading import Range
 from gazette_platform.spark.records import CSV, JSON, Records
 

@@ -27,7 +27,6 @@ from gazette_platform.errors import (
     TypedRolledBack,
 )
 from gazette_platform.lake.iceberg.catalog import PinnedHandle
-from gazette_platform.lake.iceberg.maintenance import unnamed_files
 from gazette_platform.lake.iceberg.publishing import (
     PROGRESS,
     head_of,
@@ -37,6 +36,7 @@ from gazette_platform.lake.iceberg.publishing import (
     summary_of,
     updates_moving,
 )
+from gazette_platform.lake.iceberg.snapshots import unnamed_files
 from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.planning.state import TypedState

@@ -24,8 +24,8 @@ from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.iceberg_types import new_schema
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.planning.state import TypedState
-from gazette_platform.lake.typed.tables.replacing import FileRewriter, publish_replacing
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
+from gazette_platform.lake.typed.tables.upserts import FileRewriter, publish_replacing
 from gazette_platform.lake.typed.tables.writing import data_file_of
 
 pytestmark = pytest.mark.long
@@ -275,7 +275,7 @@ def test_file_keeps_its_partition_though_new_ones_are_parted_otherwise(world):
 
 def test_large_files_are_read_and_written_in_pieces(world, monkeypatch):
     monkeypatch.setattr("gazette_platform.lake.typed.tables.stored_rows._BATCH_ROWS_MAX", 7)
-    monkeypatch.setattr("gazette_platform.lake.typed.tables.replacing._GROUP_BYTES", 2000)
+    monkeypatch.setattr("gazette_platform.lake.typed.tables.upserts._GROUP_BYTES", 2000)
     handle = filled(world, range(100))
     replace(handle, ranges((10, 30), (95, 200)))
     assert numbers(handle) == [*range(10), *range(30, 95)]

@@ -22,7 +22,7 @@ from gazette_platform.lake.typed.iceberg_types import (
     new_partition_spec,
     new_schema,
 )
-from gazette_platform.lake.typed.tables.partition_values import RowParter
+from gazette_platform.lake.typed.rows.placing import RowParter
 from gazette_platform.lake.typed.tables.writing import RowWriter, data_file_of
 
 COLUMNS = (

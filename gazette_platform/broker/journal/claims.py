@@ -176,9 +176,9 @@ class HoldersAway(NotNow):
     def __init__(self, journal: str, holders: tuple[Holder, ...]) -> None:
         self.holders = holders
         self.why = (
-            "etcd was restored from a backup, and no spool here joins what is stored (start all brokers with "
-            "their --broker.spool-dir; if spools are lost, `gazctl journals reset-head` continues after what is "
-            "stored)"
+            "etcd was restored from a backup, which does not say who went furthest since (start all brokers with "
+            "their --broker.spool-dir; then `gazctl journals reset-head` continues after what they hold and what "
+            "is stored)"
             if not holders
             else f"only spools of {_names(holders)} hold all that was acknowledged, and none of them serves it now "
             "(start one of them again with its --broker.spool-dir; if all of these are lost, "

@@ -65,8 +65,8 @@ def _restore(file: Path, prefix: list[str] | None, check: bool, values: dict[str
     The command first checks the whole file. It refuses if a broker runs, or if etcd has any key that the backup covers.
     It never overwrites a key. If it is interrupted, brokers do not start; run it again with the same file.
 
-    Afterwards start all brokers with their spools. A journal goes on by itself if a broker has a spool that joins what
-    the store holds. All others refuse appends until **gazctl journals reset-head** lets them continue after what is stored.
+    Afterwards start all brokers with their spools. All journals refuse appends until **gazctl journals reset-head** has
+    stored what spools hold, and lets them continue after that.
 
     **Examples**
 

@@ -15,7 +15,7 @@ late, is refused.
 
 What is too long for a property of a snapshot is a file beside the table, at `<location>.gazette/`, that the snapshot names:
 states and lists of quarantined files of a typed table, covers of a rollup. Within the table's location engines would remove
-it as an orphan, so our own maintenance removes files that no snapshot names (`maintenance.unnamed_files`).
+it as an orphan, so our own maintenance removes files that no snapshot names (`snapshots.unnamed_files`).
 """
 
 from __future__ import annotations

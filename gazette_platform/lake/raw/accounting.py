@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.counting import Cutover
     from gazette_platform.lake.raw.planning import PlannedPartition
+    from gazette_platform.lake.raw.reconcile import Finding
     from gazette_platform.lake.reading.content import FragmentContent
-    from gazette_platform.lake.reading.findings import Finding
     from gazette_platform.lake.reading.values import ValueReport
+    from gazette_platform.lake.spec.rules import UnfitFragment
     from gazette_platform.lake.spec.table_spec import TableSpec
-    from gazette_platform.lake.spec.unfit import UnfitFragment
     from gazette_platform.protocol import Fragment
 
 # A file may be gone before brokers know; under a wrong root no file exists.

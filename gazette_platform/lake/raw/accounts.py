@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import HivePartition, partition_name
-from gazette_platform.lake.raw.overlaps import in_time
 from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.reconcile import in_time
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.spec.layout import (
     Layout,

@@ -14,8 +14,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, StoreError, ValidationError
-from gazette_platform.lake.raw.overlaps import lowered
 from gazette_platform.lake.raw.planning import JournalCursor, Page
+from gazette_platform.lake.raw.reconcile import lowered
 from gazette_platform.lake.spec.layout import directory_of
 from gazette_platform.protocol import parse_fragment_path
 

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.spec.unfit import UnfitFragment
+from gazette_platform.lake.spec.rules import UnfitFragment
 from gazette_platform.protocol import is_another, learned
 from gazette_platform.protocol.offsets import merge_ranges
 

@@ -19,12 +19,12 @@ from gazette_platform.lake.raw.accounts import COMMIT_MAX, AccountBook, Entry, P
 from gazette_platform.lake.raw.audits.fit import header_scanner
 from gazette_platform.lake.raw.counting import Recount
 from gazette_platform.lake.raw.listing import journal_files, nearest_before
-from gazette_platform.lake.raw.overlaps import in_time
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import (
     Evidence,
     Files,
     Judgement,
+    in_time,
     is_emptied,
     judge,
     pruned_front,

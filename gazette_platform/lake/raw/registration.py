@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
-    from gazette_platform.lake.reading.findings import Finding
+    from gazette_platform.lake.raw.reconcile import Finding
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gazette_platform.hive import HiveColumn, MetastoreSession
-    from gazette_platform.lake.reading.findings import Finding
+    from gazette_platform.lake.raw.reconcile import Finding
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.lake.spec.types import ColumnType
 

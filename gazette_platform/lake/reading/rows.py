@@ -14,6 +14,9 @@ Lines that fit are read at once (`json_columns`), and `sifting` finds the others
 
 A line that does not begin with a JSON object is a row of NULLs; what follows the object is ignored. Where Trino and Spark agree,
 so does this, except for texts in single quotes. The rows do not show how a line was read.
+
+`read_csv_lines` makes Arrow columns of lines of CSV, all or none, for raw tables and for Spark's source: each line is a record
+of RFC 4180. What happens to a line that is refused is the policy of the caller, as of `json_columns`.
 """
 
 from __future__ import annotations
@@ -26,11 +29,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyarrow import csv as arrow_csv
 
 from gazette_platform.lake.reading.arrow_types import RefusedError, arrow_type
-from gazette_platform.lake.reading.csv_columns import read_csv_lines
-from gazette_platform.lake.reading.json_columns import Field, JsonReader
-from gazette_platform.lake.reading.scalar_columns import ScalarReader, is_scalar
+from gazette_platform.lake.reading.json_columns import Field, JsonReader, ScalarReader, is_scalar
 from gazette_platform.lake.reading.sifting import Sifter, guess, line_ends
 from gazette_platform.lake.spec.formats import csv_rows
 
@@ -41,6 +43,60 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.types import ColumnType
 
     _Reader = tuple[Callable[[bytes], list[pa.Array]], Sifter[list[pa.Array]]]
+
+_MARK: Final = b"\xef\xbb\xbf"
+
+
+def read_csv_lines(
+    content: bytes,
+    schema: pa.Schema,
+    *,
+    names: Sequence[str] | None = None,
+    delimiter: str = ",",
+    nulls: bool = False,
+) -> pa.Table:
+    """Read lines of CSV.
+
+    Args:
+        content: whole lines.
+        schema: of all fields, in their order.
+        names: those that are wanted, in this order; None: all.
+        delimiter: between fields.
+        nulls: whether an empty field without quotes is NULL, and not a text.
+
+    Returns: as many rows as lines.
+    Raises: RefusedError: a line is not a record with as many fields, or a value is not of its type.
+    """
+    if content.count(b"\r") != content.count(b"\r\n"):
+        raise RefusedError("a carriage return stands within a record")
+    # Arrow takes several lines with an open quote for one record, and takes the last one even if it is open.
+    if b'"' in content and any(line.count(b'"') % 2 for line in content.split(b"\n")):
+        raise RefusedError("a quote is left open")
+    if content.startswith(_MARK):
+        # Of two marks Arrow drops one: it is part of the record, which may lie within a block as well.
+        content = _MARK + content
+    try:
+        table = arrow_csv.read_csv(
+            pa.BufferReader(content),
+            read_options=arrow_csv.ReadOptions(
+                use_threads=False, block_size=len(content) + 1, column_names=schema.names
+            ),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types={field.name: field.type for field in schema},
+                include_columns=None if names is None else list(names),
+                null_values=[""],
+                strings_can_be_null=nulls,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowException as err:
+        raise RefusedError(str(err)) from err
+    # It passes over blank lines.
+    if table.num_rows != content.count(b"\n"):
+        raise RefusedError("it is not one record")
+    return table
+
 
 _BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _NUMERAL: Final = re.compile(

@@ -28,11 +28,6 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from gazette_platform.errors import LakeError, TableFenced
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.iceberg.catalog import MetastoreHandle, NewTable, PinnedHandle, present
-from gazette_platform.lake.iceberg.maintenance import (
-    RETAINED_S,
-    maintenance_statements,
-    unnamed_files,
-)
 from gazette_platform.lake.iceberg.metastore import slice_of
 from gazette_platform.lake.iceberg.publishing import (
     COVERS,
@@ -44,7 +39,12 @@ from gazette_platform.lake.iceberg.publishing import (
     summary_of,
     write_side_file,
 )
-from gazette_platform.lake.iceberg.snapshots import replacing_snapshot
+from gazette_platform.lake.iceberg.snapshots import (
+    RETAINED_S,
+    maintenance_statements,
+    replacing_snapshot,
+    unnamed_files,
+)
 from gazette_platform.lake.rollups.engines import iceberg_catalog
 from gazette_platform.lake.rollups.planning import Covers
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA

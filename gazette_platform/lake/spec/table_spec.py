@@ -40,6 +40,8 @@ from gazette_platform.lake.spec.rules import (
     KEY_CHARACTERS_MAX,
     LINES_SUFFIX,
     SPEC_BYTES_MAX,
+    UNFIT_EXAMPLE,
+    UnfitSpec,
     first_errors,
     freshness_errors,
     is_column_name,
@@ -50,7 +52,6 @@ from gazette_platform.lake.spec.rules import (
 )
 from gazette_platform.lake.spec.typed import TypedSpec, read_typed_spec
 from gazette_platform.lake.spec.types import ColumnType, parse_type
-from gazette_platform.lake.spec.unfit import UNFIT_EXAMPLE, UnfitSpec
 from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration
 from gazette_platform.yaml_specs.documents import check_yaml
@@ -125,7 +126,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tags: dict[str, str] = {}
     """For Dagster's catalog."""
     unfit: UnfitSpec = UnfitSpec()
-    """How many records may not fit before rollups wait; see `gazette_platform.lake.spec.unfit`."""
+    """How many records may not fit before rollups wait; see `gazette_platform.lake.spec.rules`."""
     typed: TypedSpec | None = None
     """The typed table that is made of it, if any."""
     delimiter: str = ""

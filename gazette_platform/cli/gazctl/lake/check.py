@@ -278,7 +278,7 @@ def _check(
     standing = table_standing(spec, journals, {}, session, now)
     for text in overdue(source, standing, now.timestamp(), from_begin=True, on_error=failed):
         yield Told(spec.name, "lag", True, text)
-    unfit = standing.unfit_finding
+    unfit = standing.findings
     if unfit is not None and not reads_content:
         yield Told(spec.name, unfit.kind, unfit.is_error, unfit.text)
     table = session.table(spec.schema, spec.stored_table)

@@ -29,7 +29,7 @@ from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
 from gazette_platform.lake.raw.audits.audit import audit_index
 from gazette_platform.lake.raw.audits.fit import audit_content
 from gazette_platform.lake.raw.audits.status import table_standing
-from gazette_platform.lake.raw.catch_up import catch_up
+from gazette_platform.lake.raw.repair import catch_up
 from gazette_platform.lake.raw.set_aside import AsideFile, SetAside
 from gazette_platform.lake.spec.layout import is_aside
 from gazette_platform.ops.clock import SystemClock

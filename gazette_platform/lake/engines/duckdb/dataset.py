@@ -8,7 +8,7 @@ gives other values without an error. Tried with DuckDB 1.5: for `bigint` it make
 ``" 12"`` and 1 of ``true``, where Trino, Spark and this give NULL; for `boolean` it makes true of ``1``, for `decimal(10,2)` 1.25
 of ``1.255`` (1.26), for `string` ``1.5`` of ``1.50``. A blank line is not a row, two values of a key or half a line fail the query, or
 with `ignore_errors` are other rows. Only a look at all values would say whether a file has such ones, and that costs as much as
-reading them (`scalar_columns`).
+reading them (`ScalarReader`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from gazette_platform.lake.engines.duckdb.names import quoted
-from gazette_platform.lake.engines.duckdb.reading import ExtentReader, ScanCounts
+from gazette_platform.lake.engines.duckdb.snapshot import ExtentReader, ScanCounts
 from gazette_platform.lake.reading.arrow_types import arrow_type
+from gazette_platform.lake.reading.json_columns import array_of
 from gazette_platform.lake.reading.rows import row_parser
-from gazette_platform.lake.reading.scalar_columns import array_of
 from gazette_platform.lake.spec.formats import header_pattern, header_places
 from gazette_platform.lake.spec.types import ColumnType, parse_type
 
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from gazette_platform.lake.engines.duckdb.reading import Piece
-    from gazette_platform.lake.engines.duckdb.snapshot import TableExtent, TableSnapshot
+    from gazette_platform.lake.engines.duckdb.snapshot import Piece, TableExtent, TableSnapshot
     from gazette_platform.lake.reading.rows import RowParser
 
 ORIGIN_COLUMNS: Final = ("_journal", "_offset", "_fragment")

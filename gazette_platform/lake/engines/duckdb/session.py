@@ -55,8 +55,13 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.engines.duckdb.dataset import TableDataset
     from gazette_platform.lake.engines.duckdb.journal_tables import InferredTable
-    from gazette_platform.lake.engines.duckdb.reading import ExtentReader, Piece, ScanCounts
-    from gazette_platform.lake.engines.duckdb.snapshot import TableExtent, TableSnapshot
+    from gazette_platform.lake.engines.duckdb.snapshot import (
+        ExtentReader,
+        Piece,
+        ScanCounts,
+        TableExtent,
+        TableSnapshot,
+    )
     from gazette_platform.lake.engines.duckdb.typed_view import TypedSeam
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.reading.rows import RowParser
@@ -503,7 +508,7 @@ class LocalSql(Closing):
     def _reader(
         self, extents: Sequence[TableExtent], parser: RowParser, counts: ScanCounts
     ) -> ExtentReader:
-        from gazette_platform.lake.engines.duckdb.reading import ExtentReader  # noqa: PLC0415
+        from gazette_platform.lake.engines.duckdb.snapshot import ExtentReader  # noqa: PLC0415
 
         return ExtentReader(
             self._client.asynchronous,

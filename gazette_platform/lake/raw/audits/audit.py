@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError
 from gazette_platform.lake.raw.accounts import AccountBook
-from gazette_platform.lake.raw.audits.directories import LOOKED, Accounts, read_accounts
+from gazette_platform.lake.raw.audits.status import LOOKED, Accounts, read_accounts
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
-from gazette_platform.lake.raw.overlaps import Span, choose, clusters, lowered, uncovered
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor, is_readable
-from gazette_platform.lake.raw.reconcile import reconcile
-from gazette_platform.lake.reading.findings import Finding
+from gazette_platform.lake.raw.reconcile import (
+    Finding,
+    Span,
+    choose,
+    clusters,
+    lowered,
+    reconcile,
+    uncovered,
+)
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import directory_of, home_directory, is_aside
 from gazette_platform.protocol import parse_fragment_path
@@ -30,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.audits.directories import Place
-    from gazette_platform.lake.reading.findings import FindingKind
+    from gazette_platform.lake.raw.audits.status import Place
+    from gazette_platform.lake.raw.reconcile import FindingKind
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec

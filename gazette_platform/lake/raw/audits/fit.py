@@ -17,11 +17,11 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.lake.raw.audits.audit import audit_index
-from gazette_platform.lake.raw.audits.unfit_finding import partition_fit, table_finding
+from gazette_platform.lake.raw.audits.findings import partition_fit, table_finding
 from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.reconcile import Finding
 from gazette_platform.lake.reading.check import check_sample
 from gazette_platform.lake.reading.content import FragmentContent, FragmentCount, local_path
-from gazette_platform.lake.reading.findings import Finding
 from gazette_platform.lake.reading.source import all_fragments
 from gazette_platform.lake.reading.values import CsvScanner, JsonScanner
 from gazette_platform.lake.spec.layout import (
@@ -31,8 +31,7 @@ from gazette_platform.lake.spec.layout import (
     partition_columns,
     partition_key,
 )
-from gazette_platform.lake.spec.rules import EXACT_SUFFIX
-from gazette_platform.lake.spec.unfit import UnfitFragment
+from gazette_platform.lake.spec.rules import EXACT_SUFFIX, UnfitFragment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -110,7 +109,7 @@ def misfit(
 ) -> Finding | None:
     """The finding that records of a fragment do not fit `spec`; None if all do.
 
-    It is a warning: whether they are too many is a question of the Hive partition (`unfit_finding.table_finding`).
+    It is a warning: whether they are too many is a question of the Hive partition (`findings.table_finding`).
     """
     where = f"fragment {fragment.content_path}"
     mismatch = _mismatch(spec, counted, where)

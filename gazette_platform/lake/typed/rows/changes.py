@@ -30,8 +30,13 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import structs
 
 from gazette_platform.lake.spec.typed.columns import DELETE, OP_KEY, POSITION_KEY, TRUNCATE
-from gazette_platform.lake.typed.rows.parsing import BadRecord, BlockParser, ParsedBlock
-from gazette_platform.lake.typed.rows.records import REASON_CHARACTERS_MAX, acks_of
+from gazette_platform.lake.typed.rows.parsing import (
+    REASON_CHARACTERS_MAX,
+    BadRecord,
+    BlockParser,
+    ParsedBlock,
+    acks_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

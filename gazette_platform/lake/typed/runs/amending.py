@@ -52,7 +52,6 @@ from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.lake.typed.rows.placing import BAD_ROWS_SCHEMA, in_schema, placed_rows
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
 from gazette_platform.lake.typed.tables.quarantine import rows_within, settle_quarantine, write_list
-from gazette_platform.lake.typed.tables.replacing import FileRewriter, publish_replacing
 from gazette_platform.lake.typed.tables.stored_rows import stored_rows
 from gazette_platform.lake.typed.tables.table import (
     open_both,
@@ -61,6 +60,7 @@ from gazette_platform.lake.typed.tables.table import (
     typed_table,
     write_state,
 )
+from gazette_platform.lake.typed.tables.upserts import FileRewriter, publish_replacing
 from gazette_platform.lake.typed.tables.writing import RowWriter, data_file_of
 from gazette_platform.message.uuid import uuid_column
 from gazette_platform.ops.clock import SystemClock

@@ -66,8 +66,8 @@ from gazette_platform.lake.iceberg.publishing import (
     write_side_file,
 )
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges
-from gazette_platform.lake.typed.tables.replacing import publish_replacing
 from gazette_platform.lake.typed.tables.stored_rows import stored_rows
+from gazette_platform.lake.typed.tables.upserts import publish_replacing
 from gazette_platform.lake.typed.tables.writing import METRICS, WrittenFile, data_file_of
 
 if TYPE_CHECKING:

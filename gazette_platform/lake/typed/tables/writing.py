@@ -37,7 +37,7 @@ from pyiceberg.utils.datetime import date_to_days, datetime_to_micros
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.spec.typed.columns import DELETE, TRUNCATE
 from gazette_platform.lake.typed.iceberg_types import arrow_schema
-from gazette_platform.lake.typed.tables.partition_values import RowParter
+from gazette_platform.lake.typed.rows.placing import RowParter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, final
 
-from gazette_platform.lake.reading.findings import Finding
-from gazette_platform.lake.spec.rules import EXACT_SUFFIX
-from gazette_platform.lake.spec.unfit import NEVER, UnfitFragment, verdict
+from gazette_platform.lake.raw.reconcile import Finding
+from gazette_platform.lake.spec.rules import EXACT_SUFFIX, NEVER, UnfitFragment, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from gazette_platform.lake.raw.partition_state import PartitionState
+    from gazette_platform.lake.spec.rules import Threshold, Verdict
     from gazette_platform.lake.spec.table_spec import TableSpec
-    from gazette_platform.lake.spec.unfit import Threshold, Verdict
+
 
 _SHOWN: Final = 3
 
