@@ -20,7 +20,7 @@ about keys that are neither items, members nor assignments. ``<prefix>`` begins 
     A random id, written by the first broker of the cluster; under no lease. If etcd loses its data, the next
     broker writes another one. So spools, and offsets that clients keep, show that they are older than etcd.
 ``/.gazette-platform/restoring<prefix>#``
-    The SHA-256 of the backup that `gazette restore` brings back. No broker joins until it is done.
+    The SHA-256 of the backup that `gazette restore` brings back, and its prefixes. No broker joins until it is done.
 ``/.gazette-platform/restored<prefix>#`` and ``/.gazette-platform/restored<prefix>#<journal>``
     How clients know a restored cluster, and each journal of it; see `identity`.
 

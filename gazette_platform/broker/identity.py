@@ -40,7 +40,7 @@ class ClusterIdentity:
     base: int = 0
     """What the revisions of all other journals count from."""
     backup: str = ""
-    """SHA-256 of the backup; empty: the cluster was never restored."""
+    """SHA-256 of the backup, and which prefixes of it were restored; empty: the cluster was never restored."""
     journals: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By restored journal: its create revision in this etcd, and the one that clients keep for it."""
     revision: int = 0

@@ -294,6 +294,30 @@ async def test_no_broker_joins_while_a_restore_is_not_done(cluster, own_etcd_ser
             await restore_backup(etcd, BackupFile(again))
 
 
+async def test_restore_of_a_part_is_not_that_of_all(own_etcd_server, file):
+    async with EtcdClient([own_etcd_server.endpoint]) as etcd:
+        await etcd.put("/other/hints/shard.primary", b"hints")
+    await backed_up(own_etcd_server, file)
+    await lose_etcd(own_etcd_server)
+
+    def stop(_done, _of):
+        raise InterruptedError
+
+    async with EtcdClient([own_etcd_server.endpoint]) as etcd:
+        with pytest.raises(InterruptedError):
+            await restore_backup(etcd, BackupFile(file), progress=stop)
+        with pytest.raises(SetupError, match="or with another --prefix, was interrupted"):
+            await restore_backup(etcd, BackupFile(file), scope=[f"{PREFIX}/"])
+        await restore_backup(etcd, BackupFile(file))
+    await lose_etcd(own_etcd_server)
+    async with EtcdClient([own_etcd_server.endpoint]) as etcd:
+        await restore_backup(etcd, BackupFile(file), scope=[f"{PREFIX}/"])
+        done = await restore_backup(etcd, BackupFile(file), scope=[f"{PREFIX}/"])
+        assert done.is_done_before
+        with pytest.raises(SetupError, match="etcd has keys already"):
+            await restore_backup(etcd, BackupFile(file))
+
+
 async def test_backup_is_of_one_revision(own_etcd_server, file):
     """Keys change after each page."""
     async with EtcdClient([own_etcd_server.endpoint]) as etcd:

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 from gazette_platform.broker.api.listing import ListApi
+from gazette_platform.broker.identity import ClusterIdentity
 from gazette_platform.etcd import KeyValue
 from gazette_platform.keyspace import BrokerState, item_key
 from gazette_platform.protocol import (
@@ -33,7 +34,7 @@ async def test_a_list_of_many_journals_blocks_nothing_else():
     header = EtcdHeader(1, 1, 5, 1)
     space = SimpleNamespace(state=state, observe=lambda _: None, header=header)
     resolver = SimpleNamespace(process_id=ProcessId("a", "broker"))
-    api = ListApi(SimpleNamespace(space=space), resolver)
+    api = ListApi(SimpleNamespace(space=space, identity=ClusterIdentity()), resolver)
     selector = LabelSelector(include=LabelSet.of(name=f"many/{JOURNALS - 1:05}"))
     request = pb.ListRequest(selector=selector.to_pb())
 

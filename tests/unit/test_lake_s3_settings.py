@@ -144,7 +144,8 @@ def test_an_s3_server_of_the_platforms_own(tmp_path, monkeypatch):
     environment = environment_of(layout, endpoints)
     # The same at every start.
     assert found["s3"].environment["ROOT_ACCESS_KEY"] == environment["AWS_ACCESS_KEY_ID"]
-    assert found["broker-1"].environment == servers.read_keys(layout.s3)
+    at = {"GAZETTE_ENDPOINTS": str(layout.endpoints)}
+    assert found["broker-1"].environment == at | servers.read_keys(layout.s3)
     assert environment["GAZETTE_LAKE_STORE"] == endpoints.store
     assert environment["GAZETTE_WAREHOUSE"] == "s3://gazette/.gazette/warehouse"
     assert environment["AWS_SECRET_ACCESS_KEY"] not in " ".join(found["s3"].command)

@@ -136,6 +136,8 @@ class _Restorer:
         self._clusters = clusters
         self._scope = scope or summary.header.scope
         self._progress = progress
+        # Two restores of one file are the same only if they restore the same keys.
+        self._mark = " ".join((summary.sha256, *sorted(scope)))
         self._handled = 0
         self._fence = LabelSet.of({_FENCE: summary.sha256[:16]})
         self._heads: dict[str, tuple[int, int]] = {}
@@ -148,7 +150,7 @@ class _Restorer:
             await read_identity(self._etcd, each.prefix, is_with_journals=False)
             for each in self._clusters
         ]
-        return all(each.backup == self._summary.sha256 for each in known)
+        return all(each.backup == self._mark for each in known)
 
     async def begin(self) -> None:
         """Keep brokers out. Raises: SetupError: etcd is not empty."""
@@ -156,10 +158,10 @@ class _Restorer:
         found = [await self._etcd.get(key) for key in keys]
         if all(each is not None for each in found):
             for key, each in zip(keys, found, strict=True):
-                if each is not None and each.value.decode(errors="replace") != self._summary.sha256:
+                if each is not None and each.value.decode(errors="replace") != self._mark:
                     raise SetupError(
-                        f"a restore of another backup was interrupted (finish it with that file; or delete all "
-                        f"keys that it wrote, and {key})"
+                        "a restore of another backup, or with another --prefix, was interrupted (finish it as it was "
+                        f"begun; or delete all keys that it wrote, and {key})"
                     )
             return
         await self._require_empty()
@@ -167,9 +169,7 @@ class _Restorer:
         for one in self._clusters:
             compares.append(Compare.none_since(members_prefix(one.prefix), 0))
             compares.append(Compare.none_since(items_prefix(one.prefix), 0))
-        result = await self._etcd.txn(
-            compares, [Put(key, self._summary.sha256.encode()) for key in keys]
-        )
+        result = await self._etcd.txn(compares, [Put(key, self._mark.encode()) for key in keys])
         if not result.succeeded:
             raise SetupError(
                 "a broker, or another restore, began meanwhile; nothing was restored (stop it)"
@@ -222,7 +222,7 @@ class _Restorer:
         writes: list[Put | Delete] = []
         for each in self._clusters:
             base = each.base + self._summary.header.revision + _LATER
-            identity = ClusterIdentity(each.history, each.id, base, self._summary.sha256)
+            identity = ClusterIdentity(each.history, each.id, base, self._mark)
             writes.append(Put(restored_key(each.prefix), identity.encode()))
             writes.append(Delete(restoring_key(each.prefix)))
         if not (await self._etcd.txn(self._guards(), writes)).succeeded:
