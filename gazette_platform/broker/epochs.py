@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 
+# The register of journals that were restored from a backup. It names the backup, and takes the place of all
+# former registers, so that no writer passes a check of them.
+RESTORED: Final = "gazette-restored"
 _VERSION: Final = 1
 # How many epochs the record remembers whose content a tenure may hold that is in no store. A tenure
 # whose content is stored, or set aside, is taken out by its broker (see `settled`), so only those of lost

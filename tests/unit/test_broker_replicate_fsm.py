@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
+from gazette_platform.broker.epochs import RESTORED
 from gazette_platform.broker.replicate.fsm import (
     Abort,
     Answer,
@@ -64,6 +65,28 @@ def test_an_empty_proposal_at_our_end_rolls_and_keeps_our_registers():
     assert applied(before, fragment(7, codec=GZIP), REGS) == (OK, after, (roll,))
     # With other registers it has rolled all the same.
     assert applied(before, fragment(7, codec=GZIP), EMPTY) == (MISMATCH, after, (roll,))
+
+
+@pytest.mark.parametrize(
+    ("own", "named"),
+    [
+        (EMPTY, REGS),
+        (REGS, LabelSet.of({RESTORED: "5c"})),
+        (LabelSet.of({RESTORED: "4b"}), LabelSet.of({RESTORED: "5c"})),
+    ],
+)
+def test_an_empty_proposal_at_our_end_may_have_registers_that_etcd_named(own, named):
+    after = SpoolState(fragment(7), named)
+    expected = (OK, after, (Roll(7, SNAPPY, named),))
+    assert applied(state(0, b"content", registers=own), fragment(7), named) == expected
+    assert applied(state(7, registers=own), fragment(7), named) == expected
+
+
+def test_registers_of_before_a_restore_are_not_taken_after_it():
+    restored = LabelSet.of({RESTORED: "5c"})
+    before = state(0, b"content", registers=restored)
+    kept = (MISMATCH, SpoolState(fragment(7), restored), (Roll(7, SNAPPY, restored),))
+    assert applied(before, fragment(7), REGS) == kept
 
 
 def test_s5_what_is_committed_may_be_proposed_again():

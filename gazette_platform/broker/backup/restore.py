@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.broker.backup.file import Cluster, Record, Summary, journal_of, kind_of
-from gazette_platform.broker.epochs import EpochRecord, Released
+from gazette_platform.broker.epochs import RESTORED, EpochRecord, Released
 from gazette_platform.broker.etcd_records import (
     PLATFORM_KEYS,
     cluster_of_history,
@@ -61,8 +61,6 @@ _TRIES: Final = 3
 # How far after the backup the revisions of later journals begin: more than etcd can write until it is lost.
 _LATER: Final = 1 << 32
 _NAMED_MAX: Final = 3
-# A check of registers passes if there are none.
-_FENCE: Final = "gazette-restored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ class _Restorer:
         # Two restores of one file are the same only if they restore the same keys.
         self._mark = " ".join((summary.sha256, *sorted(scope)))
         self._handled = 0
-        self._fence = LabelSet.of({_FENCE: summary.sha256[:16]})
+        self._fence = LabelSet.of({RESTORED: summary.sha256[:16]})
         self._heads: dict[str, tuple[int, int]] = {}
         self.written = 0
 

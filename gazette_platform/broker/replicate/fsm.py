@@ -54,6 +54,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.broker.epochs import RESTORED
 from gazette_platform.protocol import (
     ZERO_SUM,
     CompressionCodec,
@@ -198,8 +199,9 @@ def apply_proposal(
     is_empty = proposed.content_length == 0
     if proposed.end > own.end + state.delta or (proposed.end == own.end and is_empty):
         # Registers belong to the end of content. If the primary is further, its registers are newer than ours. At
-        # our own end they are not: there a proposal has to match ours, or is refused below.
-        adopted = registers if proposed.end > own.end else state.registers
+        # our own end they rarely are. Else a proposal has to match ours there, or is refused below.
+        is_newer = proposed.end > own.end or supersedes(registers, state.registers)
+        adopted = registers if is_newer else state.registers
         effects.append(Roll(proposed.end, proposed.codec, adopted, is_urgent))
         own = Fragment(own.journal, proposed.end, proposed.end, ZERO_SUM, proposed.codec)
         state = SpoolState(own, adopted)
@@ -215,6 +217,15 @@ def apply_proposal(
             effects.append(Commit(registers))
             return Applied(Status.OK, SpoolState(following, registers), tuple(effects))
     return Applied(Status.PROPOSAL_MISMATCH, state, tuple(effects))
+
+
+def supersedes(registers: LabelSet, own: LabelSet) -> bool:
+    """Whether registers of a primary are newer than ours, although both are at one end of content.
+
+    They are if etcd named them to the primary: it was restored from a backup, which ours do not show
+    yet, or the journal goes on at a noted head, where we began without any.
+    """
+    return not own or not set(registers.values_of(RESTORED)) <= set(own.values_of(RESTORED))
 
 
 @final
