@@ -82,7 +82,7 @@ def test_an_empty_proposal_at_our_end_may_have_registers_that_etcd_named(own, na
     assert applied(state(7, registers=own), fragment(7), named) == expected
 
 
-def test_registers_of_before_a_restore_are_not_taken_after_it():
+def test_former_registers_are_not_taken_after_a_restore():
     restored = LabelSet.of({RESTORED: "5c"})
     before = state(0, b"content", registers=restored)
     kept = (MISMATCH, SpoolState(fragment(7), restored), (Roll(7, SNAPPY, restored),))
