@@ -222,10 +222,10 @@ def apply_proposal(
 def supersedes(registers: LabelSet, own: LabelSet) -> bool:
     """Whether registers of a primary are newer than ours, although both are at one end of content.
 
-    They are if etcd named them to the primary: it was restored from a backup, which ours do not show
-    yet, or the journal goes on at a noted head, where we began without any.
+    They are only if etcd was restored from a backup, which ours do not show yet: a primary proposes them
+    after a reset. Having none is not a reason to take any: their removal may have been acknowledged.
     """
-    return not own or not set(registers.values_of(RESTORED)) <= set(own.values_of(RESTORED))
+    return not set(registers.values_of(RESTORED)) <= set(own.values_of(RESTORED))
 
 
 @final
