@@ -12,7 +12,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
-from gazette_platform.errors import ValidationError, status_error
+from gazette_platform.errors import GazetteError, ValidationError, status_error
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import (
@@ -138,7 +138,7 @@ class BrokerCalls:
                 return {"name": name, "error": err.text}
             except TimeoutError:
                 return {"name": name, "error": f"no answer within {_ONE_S:g} s"}
-            except Exception as err:  # noqa: BLE001
+            except GazetteError as err:
                 return {"name": name, "error": str(err)}
 
         return await side_by_side(one, names, at_a_time=_AT_A_TIME)

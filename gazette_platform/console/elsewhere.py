@@ -40,6 +40,7 @@ _AT_A_TIME: Final = 8
 _LAKE_S: Final = 120.0
 _FRESH_S: Final = 15.0
 _OUTPUT_BYTES_MAX: Final = 16 << 20
+_PIECE_BYTES: Final = 64 << 10
 _ERROR_CHARACTERS: Final = 2000
 _BEARER: Final = "Bearer "
 _LAKE_VARIABLES: Final = ("GAZETTE_ENDPOINTS", "GAZETTE_TABLES")
@@ -211,12 +212,16 @@ class Lake:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            limit=_OUTPUT_BYTES_MAX,
             env=environment,
         )
+        assert process.stdout is not None
+        assert process.stderr is not None
         try:
             async with asyncio.timeout(_LAKE_S):
-                out, err = await process.communicate()
+                out, err = await asyncio.gather(_whole(process.stdout), _whole(process.stderr))
+                await process.wait()
+        except TimeoutError as error:
+            raise SetupError(f"`gazctl lake list` did not end within {_LAKE_S:g} s") from error
         finally:
             if process.returncode is None:
                 process.kill()
@@ -226,6 +231,16 @@ class Lake:
         except orjson.JSONDecodeError as error:
             text = err.decode(errors="replace").strip()[-_ERROR_CHARACTERS:]
             raise SetupError(f"`gazctl lake list` failed: {text or process.returncode}") from error
+
+
+async def _whole(stream: asyncio.StreamReader) -> bytes:
+    """All that a process writes. Raises: SetupError: it is too much. Cancellation: safe."""
+    found = bytearray()
+    while piece := await stream.read(_PIECE_BYTES):
+        found += piece
+        if len(found) > _OUTPUT_BYTES_MAX:
+            raise SetupError(f"`gazctl lake list` says more than {_OUTPUT_BYTES_MAX:,} bytes")
+    return bytes(found)
 
 
 def _links() -> dict[str, str]:

@@ -13,6 +13,7 @@ import pytest
 
 from examples.word_count.application import WordCount
 from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.console import elsewhere
 from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import (
@@ -341,6 +342,25 @@ async def test_a_lake_that_fails_is_not_asked_again_at_once(http, monkeypatch, t
         endpoints.unlink(missing_ok=True)  # another process would have another error, or none
     assert "not valid JSON" in errors[0]
     assert errors[1] == errors[0]
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "text"),
+    [
+        ("_OUTPUT_BYTES_MAX", 4, "says more than 4 bytes"),
+        ("_LAKE_S", 0.01, "did not end within 0.01 s"),
+    ],
+)
+async def test_a_lake_that_says_too_much_or_takes_too_long_is_refused(
+    http, monkeypatch, tmp_path, bound, value, text
+):
+    endpoints = tmp_path / "endpoints.json"
+    endpoints.write_text("{")
+    monkeypatch.setenv("GAZETTE_ENDPOINTS", str(endpoints))
+    monkeypatch.setattr(elsewhere, bound, value)
+    async with http.get("/console/api/tables", headers=bearer(ALL)) as response:
+        assert response.status == 502
+        assert text in (await response.json())["error"]
 
 
 @pytest.fixture
