@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
+from gazette_platform.hive import HivePartition
 from gazette_platform.lake.raw.account_book import AccountBook
 from gazette_platform.lake.raw.listing import (
     HOLES_LOOKED_MAX,
@@ -297,8 +298,17 @@ class Repairer:
         repair: Repair,
     ) -> None:
         place = (target.directory, target.excluded)
+        is_local = self._storage.is_local(fragment.backing_store)
         with book.changing() as change:
             entry = book.at([target.values]).get(target.values)
+            if entry is None and not is_local and book.table.partition_columns:
+                # Dropped since the audit. With the next fragment its directory comes back, and with it the file, if
+                # this is killed between copy and removal. Without an account to name it, no audit would look for it.
+                location = self._roots.location(fragment.backing_store, target.directory)
+                held = PartitionState(journal=target.journal).to_parameters()
+                entry = change.add(
+                    HivePartition(values=target.values, location=location, parameters=held)
+                )
             before = entry.state if entry is not None else PartitionState()
 
             def put(state: PartitionState) -> None:
@@ -319,7 +329,6 @@ class Repairer:
             here = now.files.fragments
             left = tuple(n for n in state.moving if (place[0], n) in here and n != place[1])
             is_begun = place[1] in state.moving
-            is_local = self._storage.is_local(fragment.backing_store)
             begun = left if is_local else (*left, place[1])
             state = replace(state, moving=left)
             # Accounts first: a crash before the move leaves a file too many, which the next audit
