@@ -393,7 +393,7 @@ def why_doubled(
     """Return why rows would be read twice if a table were made again; empty if none would.
 
     A repair that was killed while it moved a file out of an object store is known to the accounts alone: brokers do not
-    list the file, and audits list only directories of which accounts say that something is wrong.
+    list the file, and audits list a directory only if its account says that something is wrong.
 
     Args:
         entries: its Hive partitions.

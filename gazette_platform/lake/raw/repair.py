@@ -500,6 +500,8 @@ class CaughtUp:
     """Of the Hive partitions that changed."""
     told: list[str] = field(default_factory=list)
     """Warnings, and errors of fragments that keep nothing else from being registered."""
+    is_whole: bool = True
+    """Whether there is no such error."""
 
 
 def reachable(journals: Iterable[JournalSpec], ends: Mapping[str, int]) -> dict[str, int]:
@@ -582,14 +584,15 @@ def _round(  # noqa: PLR0917
         ]
         if not behind and not report.has_more and is_settled:
             done.told += [text for text in report.errors if text not in done.told]
+            done.is_whole &= not report.errors
             return cursors
         # What a hole cannot take was reported long ago, and delays nothing else.
         if report.errors and behind and not report.updates:
             raise LakeError(f"{spec.name}: {'; '.join(report.errors)}")
         if clock.monotonic() > deadline:
             raise LakeError(
-                f"{spec.name}: not registered in time: {', '.join(behind)} (the sensor goes on; "
-                "`gazctl lake describe` shows how far it is)"
+                f"{spec.name}: not registered in time: {', '.join(behind) or 'all that brokers list'} (the sensor goes on, "
+                "as does the same command; `gazctl lake describe` shows how far it is)"
             )
-        if not report.updates and behind:
+        if not report.updates:
             time.sleep(_AGAIN_S)
