@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from gazette_platform.broker.config import BrokerConfig
-    from gazette_platform.broker.identity import ClusterIdentity
+    from gazette_platform.broker.etcd_records import ClusterIdentity
     from gazette_platform.broker.peers import Peers
     from gazette_platform.broker.spool.home import SpoolHome
     from gazette_platform.broker.spool.leftovers import Leftovers

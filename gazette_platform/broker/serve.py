@@ -29,8 +29,12 @@ from gazette_platform.broker.crash.handover import (
     take_homes,
     wait_handed_over,
 )
-from gazette_platform.broker.etcd_records import own_member_key, restored_key, restoring_key
-from gazette_platform.broker.identity import read_identity
+from gazette_platform.broker.etcd_records import (
+    own_member_key,
+    read_identity,
+    restored_key,
+    restoring_key,
+)
 from gazette_platform.broker.journal.gaps import still_storing
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver

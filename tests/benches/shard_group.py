@@ -11,8 +11,7 @@ import contextlib
 from prometheus_client import CollectorRegistry
 
 from gazette_platform.client import ClientConfig
-from gazette_platform.consumer.client import ShardClient
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     ConsumerState,
     LocalStep,
     encode_consumer_spec,
@@ -20,6 +19,7 @@ from gazette_platform.consumer.cluster import (
     encode_shard_spec,
     local_step,
 )
+from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.protocol import (
     ConsumerSpec,
     ReplicaCode,

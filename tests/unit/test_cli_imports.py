@@ -30,7 +30,7 @@ SLOW += ("gazette_platform.message", "msgspec", "pyarrow", "rich.console", "yaml
 NOT_FOR_A_QUERY = (
     "aiohttp",
     "dagster",
-    "gazette_platform.cli.gazctl.journals.list",
+    "gazette_platform.cli.gazctl.journals.specs",
     "gazette_platform.cli.gazctl.journals.read",
     "gazette_platform.hive",
     "gazette_platform.lake.inference.infer",

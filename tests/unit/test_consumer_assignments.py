@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     MISSING_ID,
     ConsumerState,
     HeldReplica,
