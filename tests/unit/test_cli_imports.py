@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-VERBS = ("journals.append", "journals.list", "journals.prune", "journals.read", "savepoints", "sql")
+VERBS = (
+    "journals.append",
+    "journals.specs",
+    "journals.prune",
+    "journals.read",
+    "savepoints",
+    "sql",
+)
 SLOW = (
     "aiohttp",
     "boto3",
@@ -50,7 +57,7 @@ NOT_FOR_A_QUERY = (
 @pytest.mark.parametrize(
     ("noun", "verb", "module"),
     [
-        ("journals", "list", "journals.list"),
+        ("journals", "list", "journals.specs"),
         ("journals", "append", "journals.append"),
         ("journals", "read", "journals.read"),
         ("savepoints", "get", "savepoints"),
