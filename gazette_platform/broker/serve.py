@@ -269,7 +269,7 @@ class Broker:
     def _add_routes(self, tasks: TaskGroup, router: UrlDispatcher) -> None:
         if self._pages is not None:
             self._pages(self.service, self.config, tasks, router)
-        Gateway(self.service, allow_origin=self.config.allow_origin, tasks=tasks).add_to(router)
+        Gateway(self.service, self.config, tasks).add_to(router)
 
     def _build(
         self,

@@ -141,6 +141,11 @@ SERVE_OPTIONS = (
         "min-append-rate", int, "Bytes per second that an appending client must sustain."
     ),
     BROKER_OPTIONS.own("max-replication", int, "Cap on the replication of journals."),
+    BROKER_OPTIONS.own(
+        "max-http-tails",
+        int,
+        "Live tails that one token may hold open over HTTP; one address, if there are no keys.",
+    ),
     *BROKER_OPTIONS.shared("max-grpc-recv-size", "watch-delay"),
     BROKER_OPTIONS.own(
         "append-wait",
