@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from gazette_platform.client import AsyncClient
 from gazette_platform.kafka.connection import Budget, Connection
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
+from gazette_platform.kafka.group_offsets import group_parts
 from gazette_platform.kafka.metadata import Metadata
 from gazette_platform.kafka.state import Nodes
 from gazette_platform.kafka.wire import API_VERSIONS, Api, versions_answer
@@ -173,4 +174,4 @@ class KafkaServer:
 
 def parts_of(gateway: Gateway) -> tuple[Part, ...]:
     """All that answers calls."""
-    return (Metadata(gateway),)
+    return (Metadata(gateway), *group_parts(gateway))
