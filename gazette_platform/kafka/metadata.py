@@ -1,6 +1,6 @@
 """Metadata and DescribeCluster: the gateways, and the topics with their leaders.
 
-Any gateway serves any partition. The leader that clients are told is the gateway in the process of the journal's primary
+Any gateway serves any partition. As leader, clients see the gateway in the process of the journal's primary
 broker, which saves a hop; without one, gateways share the partitions by a hash.
 """
 

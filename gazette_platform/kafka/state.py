@@ -59,13 +59,13 @@ class _NodeView:
         """Nothing is gathered."""
 
     def put(self, kv: KeyValue) -> None:
-        """Raises: ValidationError: it is no node."""
+        """Raises: ValidationError: the value does not describe a node."""
         node_id = self._id_of(kv.key)
         try:
             found = orjson.loads(kv.value)
             node = Node(node_id, str(found["host"]), int(found["port"]), str(found["broker"]))
         except (ValueError, KeyError, TypeError) as err:
-            raise ValidationError(f"{kv.key} is no node of a Kafka gateway: {err}") from err
+            raise ValidationError(f"{kv.key} does not describe a Kafka gateway: {err}") from err
         self.nodes[node_id] = node
 
     def remove(self, key: str) -> None:
@@ -81,7 +81,7 @@ class _NodeView:
 
 @final
 class Nodes:
-    """The live gateways of a cluster, one of which is this.
+    """The live gateways of a cluster, this one among them.
 
     Attributes:
         own: this one, once it is registered.

@@ -112,9 +112,11 @@ def map_topics(listings: Iterable[JournalListing]) -> TopicMap:
         name, number = labels.value_of(TOPIC), labels.value_of(PARTITION)
         form = form_of(labels)
         if not is_topic_name(name):
-            problems.append(f"{listing.name}: {name!r} is no name of a topic")
+            problems.append(f"{listing.name}: {name!r} is not a valid topic name")
         elif not (number.isascii() and number.isdigit() and int(number) < _PARTITIONS_MAX):
-            problems.append(f"{listing.name}: {PARTITION}={number!r} is no number of a partition")
+            problems.append(
+                f"{listing.name}: {PARTITION}={number!r} is not a valid partition number"
+            )
         elif form is None:
             problems.append(f"{listing.name}: {FORM} or {META} has an unknown value")
         elif int(number) in found.setdefault(name, {}):

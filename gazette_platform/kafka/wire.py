@@ -58,7 +58,7 @@ class Api(NamedTuple):
     most: int
     handle: Handler
     said_least: int | None = None
-    """The least version that clients are told of, if it is lower than what works."""
+    """The least version that ApiVersions lists, if it is lower than what works."""
 
 
 class Part(Protocol):
@@ -70,7 +70,7 @@ class Part(Protocol):
         ...
 
     async def start(self) -> None:
-        """Begin: all parts are there, and the node is registered."""
+        """Begin: all parts exist, and the node is registered."""
         ...
 
     async def stop(self) -> None:
