@@ -1,4 +1,4 @@
-"""FindCoordinator, and the calls by which members of consumer groups join, stay and leave.
+"""FindCoordinator, and the calls through which members of consumer groups join, stay and leave.
 
 The rules are those of `groups`; here requests of any version become its calls, and its answers become responses.
 """

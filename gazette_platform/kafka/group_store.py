@@ -58,7 +58,7 @@ Offsets = dict[int, Committed]
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """What is kept of a group but for its offsets."""
+    """What is kept of a group, except its offsets."""
 
     generation: int = 0
     node: int = 0
@@ -76,7 +76,7 @@ def decode_record(kv: KeyValue) -> GroupRecord:
     try:
         return GroupRecord(**orjson.loads(kv.value))
     except (ValueError, TypeError) as err:
-        raise EtcdError(f"{kv.key} is no record of a Kafka group ({err}); delete it") from err
+        raise EtcdError(f"{kv.key} is not a record of a Kafka group ({err}); delete it") from err
 
 
 def encode_offsets(offsets: Offsets) -> bytes:

@@ -119,7 +119,7 @@ class LiveGroups:
         return nodes.keeper(group_place(group_id)).id == nodes.own.id
 
     def check(self, group_id: str) -> None:
-        """Raises: KafkaError: the name is no group's, or another node coordinates it."""
+        """Raises: KafkaError: a group cannot have this name, or another node coordinates it."""
         if not group_id or len(group_id) > ID_CHARS_MAX:
             raise KafkaError(ErrorCode.invalid_group_id)
         if not self.is_ours(group_id):

@@ -32,7 +32,7 @@ class Groups(RuleBasedStateMachine):
         self.group = Group("orders", LIMITS)
         self.now = 50.0
         self.numbers = 0
-        self.asked: dict[int, tuple[float, str]] = {}  # when and by which client
+        self.asked: dict[int, tuple[float, str]] = {}  # when, and by whom
         self.joined: dict[str, Joined] = {}  # by client
         self.leaders: dict[int, str] = {}
         self.assigned: dict[tuple[int, str], bytes] = {}  # by generation and member
