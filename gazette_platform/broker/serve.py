@@ -108,7 +108,7 @@ class Broker:
 
     Attributes:
         failed: set when it can no longer serve, with the reason in `failure`.
-        service: its RPCs, as a transport calls them, once it has started.
+        service, context, lease: its RPCs, as a transport calls them, and what it has, once it has started.
         faults: unforeseen errors that it survived.
 
     Args:
@@ -173,7 +173,7 @@ class Broker:
             faults=self.faults,
         )
         self._membership = Membership(space.state, process_id)
-        self._context = self._build(etcd, space, process_id, clock, rng)
+        self._context = self.context = self._build(etcd, space, process_id, clock, rng)
         self.metrics.stores.active.set_function(self._context.stores.__len__)
         self._stack.push_async_callback(self.tasks.close)
         self._resolver = Resolver(
@@ -200,7 +200,7 @@ class Broker:
         self._stack.push_async_callback(self._server.stop, grace_s=0.0)
         self.port = self._server.port
         await self._start_http()
-        self._lease = await etcd.grant_lease(max(1, round(config.etcd_lease_s)))
+        self._lease = self.lease = await etcd.grant_lease(max(1, round(config.etcd_lease_s)))
         try:
             # Whoever takes a home over after our process has ended may end our lease as well.
             for home in homes:
@@ -269,7 +269,7 @@ class Broker:
     def _add_routes(self, tasks: TaskGroup, router: UrlDispatcher) -> None:
         if self._pages is not None:
             self._pages(self.service, self.config, tasks, router)
-        Gateway(self.service, allow_origin=self.config.allow_origin, tasks=tasks).add_to(router)
+        Gateway(self.service, self.config, tasks).add_to(router)
 
     def _build(
         self,

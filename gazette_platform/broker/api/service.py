@@ -374,6 +374,11 @@ class BrokerService:
             "lease_left_s": context.membership.lease_left_s,
         }
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it ends the streams that would otherwise last for ever."""
+        return self._list.is_stopping
+
     def stop_watches(self) -> None:
         """End the streams that would otherwise last for ever."""
         self._list.stop_watches()

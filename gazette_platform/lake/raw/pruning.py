@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, LakeError, StoreError
-from gazette_platform.lake.raw.accounts import COMMIT_MAX, AccountBook, Entry, PartitionAccount
+from gazette_platform.lake.raw.account_book import COMMIT_MAX, AccountBook, Entry, PartitionAccount
 from gazette_platform.lake.raw.audits.fit import header_scanner
-from gazette_platform.lake.raw.counting import Recount
 from gazette_platform.lake.raw.listing import journal_files, nearest_before
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import (
@@ -30,6 +29,7 @@ from gazette_platform.lake.raw.reconcile import (
     pruned_front,
     reconcile,
 )
+from gazette_platform.lake.raw.recount import Recount
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.lake.reading.storage import Storage

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
-from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.lake.raw.account_book import AccountBook
 from gazette_platform.lake.raw.listing import (
     HOLES_LOOKED_MAX,
     JournalFiles,

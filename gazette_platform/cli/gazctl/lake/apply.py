@@ -19,7 +19,7 @@ from gazette_platform.errors import GazetteError, JournalNotFound, LakeError, Va
 from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, SpecFolder, StoreRoots, TableSpec, read_spec_folder
 from gazette_platform.lake.inference.sampling import BrokerContent, served, spread
-from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.lake.raw.account_book import AccountBook
 from gazette_platform.lake.raw.applying import (
     FolderFile,
     HeldNow,

@@ -1,15 +1,8 @@
-"""Files of raw tables, read and copied for accounts: what may take longer than a tick has, and is done without a lock.
+"""Count the rows that a prune, or a file that was set aside, left of a Hive partition.
 
-`Recount` counts what a prune, or a file that was set aside, left of a Hive partition. Rows of what is gone cannot be read
-any more, so the rows of what is left are counted again. That may be more than a tick has time for, and accounts have no
-room for the rows of each fragment. So the counts of fragments, which never change, are remembered in the process: each look
-adds some, until the sum is complete.
-
-`Cutover` is for fragments of an hour in which their journal changed its store. A Hive partition has one location. When a
-journal goes over to another store in the middle of an hour, the fragments after that point lie in the same directory of the
-other store, where engines do not look. They are copied beside the others, under their own names: brokers that still list the
-first store see the same fragment twice and use one. Nothing is moved or deleted, and hours to come are registered where they
-lie.
+Rows of what is gone cannot be read any more, so the rows of what is left are counted again. That may be more than a tick has
+time for, and accounts have no room for the rows of each fragment. So the counts of fragments, which never change, are
+remembered in the process: each look adds some, until the sum is complete. No lock is held meanwhile.
 """
 
 from __future__ import annotations
@@ -19,18 +12,16 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import DataError, GazetteError, LakeError, StoreError
+from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.spec.layout import directory_of, is_same_location, require_location
+from gazette_platform.lake.spec.layout import directory_of
 from gazette_platform.ops.lru import Lru
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gazette_platform.lake.reading.content import FragmentContent
-    from gazette_platform.lake.reading.storage import Storage, StoreFiles
     from gazette_platform.lake.reading.values import LineScanner
-    from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.protocol import Fragment
 
 # Fragments that are remembered: some 30 MB.
@@ -176,60 +167,3 @@ class _Counted:
 
 
 _counted: Final = _Counted()
-
-
-@final
-class Cutover:
-    """Copies fragments between the stores of their journals.
-
-    Args:
-        storage: reaches the files.
-        roots: where stores lie for engines.
-        stores: URLs of the stores in each journal's spec.
-    """
-
-    def __init__(
-        self, storage: Storage, roots: StoreRoots, stores: Mapping[str, Sequence[str]]
-    ) -> None:
-        self._storage = storage
-        self._roots = roots
-        self._stores = stores
-
-    def bring(self, table: str, key: str, fragment: Fragment, location: str) -> None:
-        """Have the file of `fragment` at `location`, that of its Hive partition. Idempotent.
-
-        Args:
-            table: its name, for messages.
-            key: of the Hive partition, for messages.
-
-        Raises: PartitionConflict: no store of the journal has its directory there. StoreError: the
-            file cannot be copied; it is tried again.
-        """
-        directory = directory_of(fragment)
-        found = self._roots.location(fragment.backing_store, directory)
-        if is_same_location(found, location):
-            return
-        target = self._store_at(fragment, directory, location)
-        if target is None:
-            require_location(table, key, location, found)
-            return
-        path = fragment.content_path
-        source = self._storage.files(fragment.backing_store)
-        size = source.size(path)
-        if target.exists(path) and target.size(path) == size:
-            return
-        target.take(source, path)
-        if target.size(path) != size:
-            raise StoreError(
-                f"the copy of {path} at {location} has another size; it is tried again"
-            )
-
-    def _store_at(self, fragment: Fragment, directory: str, location: str) -> StoreFiles | None:
-        for store in self._stores.get(fragment.journal, ()):
-            try:
-                place = self._roots.location(store, directory)
-            except GazetteError:
-                continue  # a folder that only brokers know
-            if is_same_location(place, location):
-                return self._storage.files(store)
-        return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.hive import HivePartition
-from gazette_platform.lake.raw.accounts import (
+from gazette_platform.lake.raw.account_book import (
     COMMIT_MAX,
     AccountBook,
     Change,
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.counting import Cutover
     from gazette_platform.lake.raw.planning import PlannedPartition
     from gazette_platform.lake.raw.reconcile import Finding
     from gazette_platform.lake.reading.content import FragmentContent
+    from gazette_platform.lake.reading.storage import Cutover
     from gazette_platform.lake.reading.values import ValueReport
     from gazette_platform.lake.spec.rules import UnfitFragment
     from gazette_platform.lake.spec.table_spec import TableSpec
