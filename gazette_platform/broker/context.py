@@ -194,7 +194,7 @@ class BrokerMetrics:
         )
         self.spools_set_aside = self._counter(
             "gazette_platform_spools_set_aside",
-            "Files of former processes' spools whose content was set aside: others went on without it.",
+            "Files of former processes' spools that were set aside, and have content that their journals lack.",
         )
 
         self.unforeseen = Counter(
