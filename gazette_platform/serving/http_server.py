@@ -123,8 +123,9 @@ NOT_SERVING: Final = "starting or draining"
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of the text form of Prometheus."""
 
-# Requests under way when the port closes. Tails have ended by then, with their replicas.
-_SHUTDOWN_S = 5.0
+# Twice this for requests under way when the port closes. Those that make progress have ended by then, with their
+# replicas; a reader that takes nothing must not delay the end of the process.
+_SHUTDOWN_S = 0.5
 
 # Bytes of a body that are read ahead of the append: one read of them makes one message.
 _READ_AHEAD_BYTES = 256 << 10

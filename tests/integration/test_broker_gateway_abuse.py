@@ -140,6 +140,17 @@ async def test_readers_that_leave_leave_no_trace(broker, cluster, caplog):
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.parametrize("accept", [b"Accept: */*", b"Accept: text/event-stream"])
+async def test_a_reader_that_takes_nothing_does_not_delay_a_drain(broker, cluster, accept):
+    await append(cluster.stub(broker), JOURNAL, *[b"0123456789abcde\n" * (1 << 15)] * 40)
+    _, writer = await asyncio.open_connection("127.0.0.1", broker.http_port, limit=1024)
+    writer.write(request(f"GET /{JOURNAL}?block=true HTTP/1.1", accept))
+    await eventually(lambda: broker.service._read._sending_bytes > 0)
+    async with asyncio.timeout(patient(5)):
+        await broker.drain()
+    writer.close()
+
+
 # ------------------------------------------------------------------------- foreign pages
 async def test_foreign_name_that_leads_here_is_refused(broker):
     raw = f"GET /{JOURNAL} HTTP/1.1\r\nHost: evil.example:8081\r\nConnection: close\r\n\r\n"

@@ -87,6 +87,11 @@ class Service(Protocol):
         """Serves List."""
         ...
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it ends the streams that would otherwise last for ever."""
+        ...
+
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +103,7 @@ _BINARY = "application/octet-stream"
 _KEEPALIVE_S = 15.0
 
 _BROKER_ENDED = "broker terminated RPC"
+_LEAVING = "this broker is leaving"
 
 
 @final
@@ -239,7 +245,8 @@ class Gateway:
             await contents.write_to(write)
         finally:
             keepalive.cancel()  # nothing may be written after the end
-        await response.write(stream.close(contents.close_error, is_at_end=contents.is_at_end))
+        why = _LEAVING if self._service.is_leaving else contents.close_error
+        await response.write(stream.close(why, is_at_end=contents.is_at_end))
         await response.write_eof()
         return response
 

@@ -73,12 +73,12 @@ class ListApi:
         self._resolver = resolver
         self._state = context.space.state
         self._changed = asyncio.Event()
-        self._is_stopping = False
+        self.is_stopping = False
         context.space.observe(self._wake)
 
     def stop_watches(self) -> None:
         """End open watches without an error, so that their clients turn to another broker."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._wake()
 
     def _wake(self) -> None:
@@ -116,7 +116,7 @@ class ListApi:
             if not request.watch:
                 return
             await changed.wait()
-            if self._is_stopping:
+            if self.is_stopping:
                 return
 
     async def _matching(self, matchers: list[SelectorMatcher]) -> list[tuple[str, Item]]:
