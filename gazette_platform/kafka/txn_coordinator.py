@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, final
 
 from kio.schema.errors import ErrorCode
@@ -12,6 +13,7 @@ from gazette_platform.errors import Fenced, GazetteError
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.group_offsets import checked_offsets, offset_answers
 from gazette_platform.kafka.transactions import (
+    TxnState,
     add_to,
     begin_producer,
     check_producer,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NEVER: Final = datetime.fromtimestamp(-0.001, UTC)  # -1 on the wire
 _TIMEOUT_MS_MAX: Final = 900_000  # as Kafka's default
 _ATTEMPTS_MAX: Final = 4
 # How long a call waits for ACKs before its client asks again, or goes on.
@@ -60,6 +63,8 @@ class TxnCoordinator:
         yield Api(25, "add_offsets_to_txn", 0, 4, self._add_offsets)
         yield Api(26, "end_txn", 0, 4, self._end)
         yield Api(28, "txn_offset_commit", 0, 4, self._commit_offsets)
+        yield Api(65, "describe_transactions", 0, 0, self._describe)
+        yield Api(66, "list_transactions", 0, 1, self._list)
 
     async def start(self) -> None:
         """Begin to watch the time."""
@@ -269,6 +274,90 @@ class TxnCoordinator:
         except GazetteError as err:
             error = _old_code(call, code_of(err), since=2)
         return call.new("EndTxnResponse", error_code=error)
+
+    # ------------------------------------------------------------ looking at transactions
+
+    async def _list(self, call: Call) -> Any:
+        request = call.request
+        known = {str(state) for state in TxnState}
+        unknown = tuple(state for state in request.state_filters if state not in known)
+        least_ms = call.get("duration_filter", -1)
+        try:
+            stored = await self._transactions.store.all()
+        except GazetteError as err:
+            return call.new(
+                "ListTransactionsResponse",
+                error_code=code_of(err),
+                unknown_state_filters=unknown,
+                transaction_states=(),
+            )
+        now_ms = self._transactions.now_ms
+        found = tuple(
+            call.new(
+                "TransactionState",
+                transactional_id=transactional_id,
+                producer_id=one.transaction.producer_id,
+                transaction_state=str(one.transaction.state),
+            )
+            for transactional_id, one in stored.items()
+            if self._transactions.is_ours(transactional_id)
+            and (not request.state_filters or one.transaction.state in request.state_filters)
+            and (
+                not request.producer_id_filters
+                or one.transaction.producer_id in request.producer_id_filters
+            )
+            and (least_ms < 0 or now_ms - one.transaction.began_ms >= least_ms)
+        )
+        return call.new(
+            "ListTransactionsResponse",
+            error_code=ErrorCode.none,
+            unknown_state_filters=unknown,
+            transaction_states=found,
+        )
+
+    async def _describe(self, call: Call) -> Any:
+        states = [await self._described(call, one) for one in call.request.transactional_ids]
+        return call.new("DescribeTransactionsResponse", transaction_states=tuple(states))
+
+    async def _described(self, call: Call, transactional_id: str) -> Any:
+        error, state, began = ErrorCode.none, "", _NEVER
+        producer_id, epoch, timeout, topics = -1, -1, timedelta(), ()
+        try:
+            found = (await self._transactions.get(transactional_id)).stored
+            if found is None:
+                raise KafkaError(ErrorCode.transactional_id_not_found)
+            one = found.transaction
+            state, producer_id, epoch = str(one.state), one.producer_id, one.epoch
+            timeout = timedelta(milliseconds=one.timeout_ms)
+            if one.journals or one.groups:
+                began = datetime.fromtimestamp(one.began_ms / 1000, UTC)
+            topics = await self._topics_of(call, one.journals)
+        except GazetteError as err:
+            error = code_of(err)
+        return call.new(
+            "TransactionState",
+            error_code=error,
+            transactional_id=transactional_id,
+            transaction_state=state,
+            transaction_timeout=timeout,
+            transaction_start_time=began,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            topics=topics,
+        )
+
+    async def _topics_of(self, call: Call, journals: Iterable[str]) -> tuple[Any, ...]:
+        known = (await self._gateway.topics.current()).topics.values()
+        wanted = frozenset(journals)
+        named = {
+            topic.name: tuple(n for n, one in topic.partitions.items() if one.journal in wanted)
+            for topic in known
+        }
+        return tuple(
+            call.new("TopicData", topic=name, partitions=numbers)
+            for name, numbers in named.items()
+            if numbers
+        )
 
 
 def _check_open(stored: StoredTransaction, claimed: tuple[int, int], group_id: str) -> None:

@@ -211,7 +211,7 @@ class TxnStore:
 
 
 def _mark(transaction: Transaction) -> list[int]:
-    """What tells a transaction from all others of its id."""
+    """The mark that only this transaction of its id has."""
     return [transaction.producer_id, transaction.number]
 
 
