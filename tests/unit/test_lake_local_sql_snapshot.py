@@ -122,7 +122,7 @@ async def test_file_set_aside_is_neither_a_row_nor_a_gap():
     assert found.layouts == ("a/{part}/{hour}",)
 
 
-async def test_the_newest_file_is_no_row_after_it_was_set_aside():
+async def test_the_newest_file_gives_no_row_after_it_was_set_aside():
     """What follows the last fragment is read from brokers, which would serve the bytes of that file, too."""
     one = journal("a/part=0", SuspendLevel.NONE)
     postfixes = {"a/part=0": ["hour=03", "_aside/hour=03"]}
