@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.client import AsyncClient
 from gazette_platform.kafka.connection import Budget, Connection
+from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
+from gazette_platform.kafka.lanes import Lanes
 from gazette_platform.kafka.metadata import Metadata
+from gazette_platform.kafka.offsets import Offsets
+from gazette_platform.kafka.produce import Produce
 from gazette_platform.kafka.state import Nodes
 from gazette_platform.kafka.wire import API_VERSIONS, Api, versions_answer
 from gazette_platform.ops.tasks import TaskGroup
@@ -173,4 +177,5 @@ class KafkaServer:
 
 def parts_of(gateway: Gateway) -> tuple[Part, ...]:
     """All that answers calls."""
-    return (Metadata(gateway),)
+    lanes = Lanes(gateway)
+    return (Metadata(gateway), Produce(gateway, lanes), Fetch(gateway), Offsets(gateway))
