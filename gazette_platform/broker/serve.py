@@ -29,8 +29,12 @@ from gazette_platform.broker.crash.handover import (
     take_homes,
     wait_handed_over,
 )
-from gazette_platform.broker.etcd_records import own_member_key, restored_key, restoring_key
-from gazette_platform.broker.identity import read_identity
+from gazette_platform.broker.etcd_records import (
+    own_member_key,
+    read_identity,
+    restored_key,
+    restoring_key,
+)
 from gazette_platform.broker.journal.gaps import still_storing
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
@@ -279,7 +283,7 @@ class Broker:
         clock: SystemClock,
         rng: random.Random,
     ) -> BrokerContext:
-        config, metrics = self.config, self.metrics
+        config, metrics, faults = self.config, self.metrics, self.faults
         compressors = self._threads(_COMPRESS_THREADS, "compress")
         stores = StoreRegistry(
             lambda url: MeasuredStore(
@@ -290,13 +294,10 @@ class Broker:
             self.tasks,
             rng=rng,
             check=metrics.stores.checked(health_check),
-            faults=self.faults,
+            faults=faults,
         )
         guard = StoreGuard(
-            space.state,
-            allowed=config.stores_allowed,
-            file_only=config.file_only,
-            faults=self.faults,
+            space.state, allowed=config.stores_allowed, file_only=config.file_only, faults=faults
         )
         space.observe(guard.on_change)
         lister = FragmentLister(stores, check=guard.check)
@@ -309,7 +310,7 @@ class Broker:
             on_persisted=self._on_persisted,
             clock=clock,
             tasks=self.tasks,
-            faults=self.faults,
+            faults=faults,
             executor=compressors,
             directory=config.spool_dir,
         )
@@ -322,7 +323,8 @@ class Broker:
             persister=self._persister,
             spool_dir=config.spool_dir,
             executor=executor,
-            faults=self.faults,
+            clock=clock,
+            faults=faults,
             count=metrics.spools_set_aside.inc,
         )
         return BrokerContext(
@@ -343,7 +345,7 @@ class Broker:
             readers=self._threads(_READ_THREADS, "read"),
             compressors=compressors,
             tasks=self.tasks,
-            faults=self.faults,
+            faults=faults,
             metrics=metrics,
             auth=Authenticator(config.auth_keys, clock),
             membership=self._membership,
@@ -548,10 +550,7 @@ class Broker:
 
     async def _tidy_up(self) -> None:
         """Let go of what is stored, so that no journal waits for us to come back."""
-        try:
-            await self._leftovers.settle_all(is_leaving=True)
-        except EtcdError as err:
-            _log.warning("what this broker held waits for it to come back: %s", err)
+        await self._leftovers.settle_all(is_leaving=True)
 
     async def abandon(self) -> None:
         """Stop everything at once; keys in etcd end with the lease."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from aiohttp.web import UrlDispatcher
 
     from gazette_platform.client import AppendService, AsyncClient
-    from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.assignments import ShardAssignment
     from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
     from gazette_platform.consumer.recoverylog import FsmHints, Recorder
     from gazette_platform.consumer.service.peers import ConsumerPeers

@@ -11,7 +11,14 @@ from gazette_platform.client import AsyncClient
 from gazette_platform.kafka.connection import Budget, Connection
 from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
-from gazette_platform.kafka.lanes import Lanes
+    lanes = Lanes(gateway)
+    return (
+        Metadata(gateway),
+        Produce(gateway, lanes),
+        Fetch(gateway),
+        Offsets(gateway),
+        *group_parts(gateway),
+    )
 from gazette_platform.kafka.metadata import Metadata
 from gazette_platform.kafka.offsets import Offsets
 from gazette_platform.kafka.produce import Produce
@@ -177,5 +184,9 @@ class KafkaServer:
 
 def parts_of(gateway: Gateway) -> tuple[Part, ...]:
     """All that answers calls."""
+<<<<<<< HEAD
     lanes = Lanes(gateway)
     return (Metadata(gateway), Produce(gateway, lanes), Fetch(gateway), Offsets(gateway))
+=======
+    return (Metadata(gateway), *group_parts(gateway))
+>>>>>>> main

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from shard_group import PRIMARY, shard
 
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     ConsumerState,
     encode_replica_status,
     encode_shard_spec,

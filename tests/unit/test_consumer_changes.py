@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     ConsumerState,
     encode_replica_status,
     encode_shard_spec,

@@ -306,6 +306,7 @@ class BrokerService:
         self._proxy = proxy = Proxy(context, resolver)
         self._list = listing = ListApi(context, resolver)
         self._read = ReadApi(context, resolver, proxy)
+        context.leftovers.compare_with(self._read.compare)
         fragments, admin = FragmentsApi(context, resolver, proxy), AdminApi(context, resolver)
         replicate, heads = ReplicateApi(resolver), ResetHeadApi(context, resolver)
         can = Capability

@@ -28,7 +28,7 @@ app = typer.Typer(
         __name__,
         {
             "sql": "sql:app",
-            "attach-uuids": "attach_uuids:attach_uuids",
+            "attach-uuids": "journals.append_input:attach_uuids",
             "journals": "journals:app",
             "shards": "shards:app",
             "savepoints": "savepoints:app",

@@ -14,7 +14,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol, final
 
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     STATUS_RETRY_S,
     backup_hint_keys,
     log_identity_key,
@@ -42,7 +42,7 @@ from gazette_platform.protocol.pb import consumer_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.assignments import ShardAssignment
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.consumer.service.resolver import ShardResolver
     from gazette_platform.etcd import EtcdClient, KeyValue, Lease

@@ -9,7 +9,7 @@ import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     STOPPED_TEXT,
     check_proxy_header,
     resolve_shard,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
-    from gazette_platform.consumer.cluster import ConsumerState, ShardResolution
+    from gazette_platform.consumer.assignments import ConsumerState, ShardResolution
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.consumer.store import ShardStore
     from gazette_platform.consumer.transaction import Progress

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 from google.protobuf.message import Message
 
-from gazette_platform.consumer.cluster import encode_shard_spec, primary_hint_key
+from gazette_platform.consumer.assignments import encode_shard_spec, primary_hint_key
 from gazette_platform.consumer.protocol import (
     ReplicaCode,
     ShardSpec,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from gazette_platform.consumer.cluster import ConsumerState
+    from gazette_platform.consumer.assignments import ConsumerState
     from gazette_platform.consumer.service.peers import ConsumerPeers
     from gazette_platform.consumer.service.resolver import ShardResolver
     from gazette_platform.etcd import EtcdClient

@@ -250,6 +250,12 @@ class Change:
         else:
             self._session.alter_table(replace(table, parameters=parts[0].parameters))
 
+    def add(self, partition: HivePartition) -> Entry:
+        """Add a Hive partition that does not exist, as was seen within this scope."""
+        self._lock.require()
+        self._session.add_partitions(self._book.table, [partition])
+        return self._book.at([partition.values])[partition.values]
+
     def drop(self, entries: Sequence[Entry]) -> None:
         """Drop Hive partitions that were read within this scope; their files stay."""
         if entries:

@@ -1,4 +1,8 @@
-"""Starts members, watches them, and makes them leave together.
+"""Several server processes under one supervisor, which looks like one server from outside.
+
+Nouns: supervisor (starts members, and starts them again), member (a server process), line (the socket between both, see
+`serving.process`). Guarantee: a member that ends is started again; when the supervisor leaves, or is gone, all members
+leave. Cost: nothing per call, because clients reach members directly.
 
     starting ──all serve──▶ serving ──SIGTERM──▶ leaving ──all ended──▶ ended
         └── one ends ──▶ the others leave, and so does the supervisor, as a failure
@@ -36,8 +40,15 @@ from gazette_platform.errors import SetupError
 from gazette_platform.ops.faults import Faults, Restarts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.serving.http_server import METRICS_TYPE, HttpServer
-from gazette_platform.serving.members.line import HURRY, LEAVE, LEAVES, METRICS, SERVES, task_of
-from gazette_platform.serving.process import HURRIED_S
+from gazette_platform.serving.process import (
+    HURRIED_S,
+    HURRY,
+    LEAVE,
+    LEAVES,
+    METRICS,
+    SERVES,
+    task_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

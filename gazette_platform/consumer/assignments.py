@@ -1,9 +1,10 @@
-"""What etcd holds of a consumer group, under keys like those of brokers (`gazette_platform.keyspace`), and what assignments mean. Pure.
+"""Assignments of shards, as etcd holds them with all else of a consumer group, and what follows from them. Pure.
 
 Nouns: item (a shard), member (a process), assignment (a process's slot of a shard, whose value is
 the status of its replica), hints (where to read the recovery log from). The guarantees and costs are
 those of the mirror; the allocator of brokers assigns shards, too.
-From assignments follows what this process does about its replica, and who serves a shard.
+Keys are like those of brokers (`gazette_platform.keyspace`). From assignments follows what this process does about its
+replica (`replica_step`), and who serves a shard (`resolve_shard`).
 
 Values and their rules are Gazette's, because consumers of both kinds may share a group.
 """
@@ -509,28 +510,3 @@ def resolve_shard(
         spec,
         is_local=status is ShardStatus.OK and answering == own_id,
     )
-
-
-class LocalStep(Enum):
-    """What to do about a call that we are to answer."""
-
-    SERVE = auto()
-    WAIT = auto()
-    STOPPED = auto()
-    """Answer SHARD_STOPPED: it cannot come to be served here."""
-
-
-def local_step(*, is_store_ready: bool, is_loop_ended: bool, is_reached: bool) -> LocalStep:
-    """What to do about a call, asked whenever one of these changes.
-
-    A shard that has failed is served still, from the store that it had, as long as no call waits for it
-    to read on.
-
-    Args:
-        is_store_ready: whether the store has given its checkpoint.
-        is_loop_ended: whether the primary's loop has failed, or was cancelled.
-        is_reached: whether progress is where the caller waits for it.
-    """
-    if is_store_ready and is_reached:
-        return LocalStep.SERVE
-    return LocalStep.STOPPED if is_loop_ended else LocalStep.WAIT

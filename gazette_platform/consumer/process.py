@@ -1,4 +1,10 @@
-"""One consumer process: its settings, and its life from its announcement in etcd until others have its shards."""
+"""A process of a consumer group: a member that runs the shards which the allocator assigns to it.
+
+`ConsumerProcess` starts and ends the process, and `run` serves until it has to leave. `ShardReplicas` (`runtime.replicas`)
+follows assignments, `Restarts` retries shards that failed, and `Scratch` holds their files.
+Promise: when the process leaves, other members take its shards over first; when it is killed, after the lease.
+Cost: one lease and one watch of etcd, however many shards it runs.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +27,10 @@ from typing_extensions import override
 from gazette_platform.allocator import Allocator, announce, member
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.application import raised_by
-from gazette_platform.consumer.cluster import ConsumerState
-from gazette_platform.consumer.process.replicas import ConsumerMetrics, Restarts, ShardReplicas
+from gazette_platform.consumer.assignments import ConsumerState
 from gazette_platform.consumer.protocol import ConsumerSpec
 from gazette_platform.consumer.runtime.replica import ShardReplica
+from gazette_platform.consumer.runtime.replicas import ConsumerMetrics, Restarts, ShardReplicas
 from gazette_platform.consumer.runtime.sources import ReadBudget
 from gazette_platform.consumer.runtime.tasks import HINTS_INTERVAL_S, ReplicaSettings
 from gazette_platform.consumer.service.etcd_host import EtcdShardHost
@@ -37,8 +43,7 @@ from gazette_platform.keyspace import KeySpace, item_key
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.network import HostGuard
-from gazette_platform.ops.process import LoopWatch
-from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.tasks import LoopWatch, TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.config import ServerConfig, Wire, expect_setting, random_id
@@ -53,7 +58,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from gazette_platform.consumer.application import Application
-    from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.assignments import ShardAssignment
     from gazette_platform.consumer.protocol import ShardSpec
 
 

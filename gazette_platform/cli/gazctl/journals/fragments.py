@@ -1,21 +1,30 @@
-"""`gazctl journals verify`: read journals' fragments, and compare them with what brokers and names say."""
+"""`gazctl journals fragments` and `verify`: list journals' fragments, read them, and compare them with what brokers and names say."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import sys
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final, final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final, Literal, final
 
 import typer
 
-from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames, TableOrJson
+from gazette_platform.cli.gazctl.arguments import (
+    Names,
+    Selection,
+    SelectorOrNames,
+    TableOrJson,
+    instant_option,
+    seconds_of,
+)
 from gazette_platform.cli.gazctl.connection import FileRoot, connected, matching
 from gazette_platform.cli.gazctl.journals.prune import OpenStores, check_is_alone
-from gazette_platform.cli.output import note, print_json, print_table
-from gazette_platform.client import AsyncClient, JournalListing
+from gazette_platform.cli.output import note, print_json, print_table, print_text
+from gazette_platform.client import AsyncClient, FragmentListing, FragmentPage, JournalListing
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import (
     ChecksumMismatch,
@@ -31,6 +40,7 @@ from gazette_platform.fragment.cover_set import (
     audit_names,
     missing_of,
 )
+from gazette_platform.protocol import fragment_json, fragments_text
 from gazette_platform.protocol.fragments import FragmentCheck
 
 if TYPE_CHECKING:
@@ -38,6 +48,105 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.protocol import Fragment
+
+
+_SUM_BYTES_SHOWN = 6
+
+
+FragmentsFormat = Literal["table", "json", "proto"]
+"""Formats of a listing of fragments."""
+
+
+def fragments(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    selector: SelectorOrNames = None,
+    output_format: FragmentsFormat = "table",
+    begin_mod_time: Annotated[int, typer.Option(parser=instant_option)] = 0,
+    end_mod_time: Annotated[int, typer.Option(parser=instant_option)] = 0,
+    url_ttl: str = "0s",
+) -> None:
+    """List the fragments of journals: those in their stores, and those still in brokers.
+
+    **Examples**
+
+    gazctl journals fragments a/journal --from @-1h
+
+    gazctl journals fragments -l name:prefix=a/ -o json --url-ttl 10m
+
+    Options:
+        -o, --format: Output format.
+        --from TIME: Persisted since: Unix seconds, @-1h for an hour ago, or an ISO 8601 time.
+        --to TIME: Persisted until: Unix seconds, @-1h for an hour ago, or an ISO 8601 time. 0: no bound.
+        --url-ttl DURATION: Show signed URLs, good for so long, as 5m.
+    """
+    selection = Selection.of(names, selector, is_needed=False)
+    ttl_s = seconds_of(url_ttl, "--url-ttl")
+
+    if end_mod_time and end_mod_time <= begin_mod_time:
+        raise ValidationError(
+            f"ends at {_instant(end_mod_time)}, not after --from ({_instant(begin_mod_time)})",
+            path="--to",
+        )
+
+    async def work(client: AsyncClient) -> None:
+        found = _pages(client, selection, begin_mod_time, end_mod_time, ttl_s)
+        if output_format == "table":
+            columns = ["Journal", "Offset", "Length", "Persisted", "SHA1", "Compression"]
+            if ttl_s:
+                columns.append("URL")
+            rows = [
+                _fragment_row(each)[: len(columns)]
+                async for _, page in found
+                for each in page.fragments
+            ]
+            print_table(columns, rows)
+            return
+        async for is_first, page in found:
+            if output_format == "json":
+                for each in page.fragments:
+                    print_json(fragment_json(each.fragment, each.signed_url))
+            else:
+                listed = [(each.fragment, each.signed_url) for each in page.fragments]
+                header = page.header if is_first else None
+                print_text(fragments_text(listed, header=header), end="")
+
+    connected(ctx, work)
+
+
+def _fragment_row(listing: FragmentListing) -> list[str]:
+    fragment = listing.fragment
+    return [
+        fragment.journal,
+        str(fragment.begin),
+        str(fragment.content_length),
+        _instant(fragment.mod_time) if listing.is_persisted else "",
+        f"{fragment.sum[:_SUM_BYTES_SHOWN].hex()}...",
+        fragment.codec.name,
+        listing.signed_url,
+    ]
+
+
+def _instant(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+async def _pages(
+    client: AsyncClient, selection: Selection, begin_mod_time: int, end_mod_time: int, ttl_s: float
+) -> AsyncIterator[tuple[bool, FragmentPage]]:
+    """Pages of fragments of journals, and whether a page is the first one of its journal."""
+    for journal in await matching(client, selection):
+        if journal.spec.is_fully_suspended:
+            continue
+        pages = client.fragment_pages(
+            journal.name, begin_mod_time=begin_mod_time, end_mod_time=end_mod_time, ttl_s=ttl_s
+        )
+        is_first = True
+        async for page in pages:
+            yield is_first, page
+            is_first = False
+
 
 _READS_MAX: Final = 4
 _STEP_BYTES: Final = 1 << 20
@@ -265,7 +374,7 @@ def verify(
     if not is_json and any(result.findings for result in results):
         print_table(
             ["Journal", "Finding", "Begin", "End", "Object", "Detail"],
-            [_row(result.journal, each) for result in results for each in result.findings],
+            [_finding_row(result.journal, each) for result in results for each in result.findings],
         )
     faults = sum(result.faults for result in results)
     note(
@@ -279,7 +388,7 @@ def verify(
         )
 
 
-def _row(journal: str, finding: Finding) -> list[str]:
+def _finding_row(journal: str, finding: Finding) -> list[str]:
     return [
         journal,
         finding.kind.value,

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from gazette_platform.allocator import AllocatorMetrics
-from gazette_platform.consumer.cluster import ReplicaStep, replica_step
+from gazette_platform.consumer.assignments import ReplicaStep, replica_step
 from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import Compare, Delete
@@ -28,7 +28,7 @@ from gazette_platform.serving.calls import CallMetrics, Tallies
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from gazette_platform.consumer.cluster import ConsumerState, ShardAssignment
+    from gazette_platform.consumer.assignments import ConsumerState, ShardAssignment
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.consumer.runtime.replica import ShardReplica
     from gazette_platform.consumer.runtime.status import ShardCounts

@@ -1,4 +1,4 @@
-"""`gazctl journals apply` and `edit`: specs that change, and what keeps their journals from working.
+"""`gazctl journals list`, `apply` and `edit`: which journals exist, specs that change, and what keeps their journals from working.
 
 Before the change, stores that no journal can be kept in and heads of old listings are refused. After it, warnings say what
 may yet come right: too few brokers, and stores that none of them can use now.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames
+from gazette_platform.cli.gazctl.arguments import Listing, Names, Selection, SelectorOrNames
 from gazette_platform.cli.gazctl.connection import connected, matching
-from gazette_platform.cli.gazctl.journals.list import spec_tree
 from gazette_platform.cli.gazctl.plan import Found, Wanted, some_of
 from gazette_platform.cli.gazctl.specs import (
     BatchSize,
@@ -27,17 +27,133 @@ from gazette_platform.cli.gazctl.specs import (
     edit_until_taken,
     listed,
 )
-from gazette_platform.cli.output import note, print_text
-from gazette_platform.client import AsyncClient, Change, JournalListing
-from gazette_platform.client.journals import apply_request
+from gazette_platform.cli.output import NONE, note, print_message, print_table, print_text
+from gazette_platform.client import AsyncClient, Change, JournalListing, ListSnapshot
+from gazette_platform.client.journals import apply_request, list_response
 from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.protocol import (
     JournalSpec,
     LabelSelector,
     LabelSet,
+    SuspendLevel,
     message_text,
     validate_apply_request,
 )
+
+
+def list_journals(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    selector: SelectorOrNames = None,
+    output_format: Listing = "table",
+    label_columns: list[str] | None = None,
+    primary: bool = False,
+    replicas: bool = False,
+    rf: bool = False,
+    stores: bool = False,
+    watch: bool = False,
+) -> None:
+    """List journals and their specs.
+
+    **Examples**
+
+    gazctl journals list -l name:prefix=flights/ -p -r -L content-type
+
+    gazctl journals list a/journal -o yaml > journal.yaml
+
+    gazctl journals list flights/ --watch
+
+    Options:
+        -o, --format: Output format.
+        -L, --label-columns: Label to show as a column; may be repeated.
+        -p, --primary: Show the primary broker.
+        -r, --replicas: Show the other brokers.
+        --rf: Show the replication factor.
+        --stores: Show the fragment stores.
+        --watch: List again after each change, until interrupted.
+    """
+    selection = Selection.of(names, selector, is_needed=False)
+    columns: list[Column] = [("Name", lambda journal: journal.name)]
+    optional = ((rf, "RF", _rf), (primary, "Primary", _primary), (replicas, "Replicas", _replicas))
+    columns += [(title, cell) for is_wanted, title, cell in optional if is_wanted]
+    if stores:
+        columns.append(("Stores", _store_urls))
+    columns += [_label_column(name) for name in label_columns or ()]
+
+    def show(snapshot: ListSnapshot) -> None:
+        if output_format == "table":
+            rows = [[cell(journal) for _, cell in columns] for journal in snapshot]
+            print_table([title for title, _ in columns], rows)
+            if not rows:
+                # The table alone, as Gazette's tools have it, would not say whether that is an answer.
+                note(_none_text(selection.text))
+        else:
+            _print_listing(snapshot, output_format)
+
+    async def work(client: AsyncClient) -> None:
+        if not watch:
+            snapshot = await client.list_snapshot(selection.selector)
+            if selection.names:
+                selection.check(journal.name for journal in snapshot)
+            show(snapshot)
+            return
+        async with aclosing(client.watch_snapshots(selection.selector)) as snapshots:
+            async for snapshot in snapshots:
+                show(snapshot)
+
+    # An interrupt is how a watch ends.
+    with suppress(KeyboardInterrupt) if watch else nullcontext():
+        connected(ctx, work)
+
+
+def _none_text(selector: str) -> str:
+    if not selector:
+        return "there are no journals yet; `gazctl journals create NAME` makes one"
+    return (
+        f"no journals match {selector}; `gazctl journals list -o yaml` shows all, with their labels"
+    )
+
+
+Column = tuple[str, Callable[[JournalListing], str]]
+
+
+def _label_column(name: str) -> Column:
+    return name, lambda journal: ",".join(journal.spec.labels.values_of(name)) or NONE
+
+
+def _primary(journal: JournalListing) -> str:
+    route = journal.route
+    name = route.members[route.primary].suffix if route.primary >= 0 else NONE
+    return name if journal.spec.suspend_level is SuspendLevel.NONE else f"{name} <S>"
+
+
+def _replicas(journal: JournalListing) -> str:
+    members = enumerate(journal.route.members)
+    return ",".join(m.suffix for index, m in members if index != journal.route.primary) or NONE
+
+
+def _rf(journal: JournalListing) -> str:
+    return str(journal.spec.replication)
+
+
+def _store_urls(journal: JournalListing) -> str:
+    return ",".join(journal.spec.fragment.stores) or NONE
+
+
+def spec_tree(journals: Iterable[JournalListing]) -> str:
+    """Specs as YAML, in a tree by their names."""
+    from gazette_platform.yaml_specs.journal_tree import to_journal_tree  # noqa: PLC0415  slow to import
+
+    return to_journal_tree([(each.spec, each.mod_revision) for each in journals])
+
+
+def _print_listing(snapshot: ListSnapshot, output_format: Listing) -> None:
+    if output_format == "yaml":
+        print_text(spec_tree(snapshot), end="")
+    else:
+        print_message(list_response(snapshot), output_format)
+
 
 # Brokers assign a new journal within a fraction of a second, and check a store that works as fast.
 _ASSIGNED_S = 3.0
