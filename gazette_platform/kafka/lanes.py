@@ -150,7 +150,8 @@ class Lane:
 
     async def _append(self, group: list[Pending]) -> None:
         for attempt in range(_ATTEMPTS_MAX):
-            if self._head < 0:
+            is_fresh = self._head < 0
+            if is_fresh:
                 self._learn(await self._gateway.client.append(self._journal, b""))
             named = attempt < _NAMED_ATTEMPTS
             edit = self._sequences.edit()
@@ -158,7 +159,10 @@ class Lane:
                 self._prepare_end(group[0], group[0].end, edit)
                 group = [] if edit.is_empty else group
             else:
-                group = self._checked(group, edit, exact=named)
+                group, is_sure = self._checked(group, edit, exact=named, is_fresh=is_fresh)
+                if not is_sure:
+                    self._head = -1
+                    continue
             if not group:
                 return
             try:
@@ -213,9 +217,15 @@ class Lane:
             after = replace(after, epoch=end.epoch, next=0, first=-1, clock=0, acknowledged=0)
         edit.put(end.producer_id, after)
 
-    def _checked(self, group: list[Pending], edit: Edit, *, exact: bool) -> list[Pending]:
-        """Those that are to be appended; the others are answered."""
-        kept, at = [], self._head
+    def _checked(
+        self, group: list[Pending], edit: Edit, *, exact: bool, is_fresh: bool
+    ) -> tuple[list[Pending], bool]:
+        """Those that are to be appended, while the others are answered; and whether the registers are fresh enough to say so.
+
+        Another gateway may have changed them since.
+        """
+        kept: list[Pending] = []
+        at = self._head
         for pending in group:
             offset = at + pending.lines.first_bytes - 1
             try:
@@ -224,11 +234,13 @@ class Lane:
             except Duplicate as found:
                 _settle(pending, found)
             except KafkaError as err:
+                if not is_fresh:
+                    return [*kept, *group[group.index(pending) :]], False
                 _settle(pending, err)
             else:
                 kept.append(pending)
                 at += len(pending.lines.content)
-        return kept
+        return kept, True
 
     @staticmethod
     def _add(pending: Pending, claim: Claim, edit: Edit, offset: int) -> None:

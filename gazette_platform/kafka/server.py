@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.client import AsyncClient
+from gazette_platform.kafka.admin import Admin
 from gazette_platform.kafka.connection import Budget, Connection
 from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
@@ -178,9 +179,10 @@ class KafkaServer:
 
 def parts_of(gateway: Gateway) -> tuple[Part, ...]:
     """All that answers calls."""
-    lanes = Lanes(gateway)
+    lanes, admin = Lanes(gateway), Admin(gateway)
     return (
-        Metadata(gateway),
+        Metadata(gateway, admin.create if gateway.config.auto_create else None),
+        admin,
         Produce(gateway, lanes),
         Fetch(gateway),
         Offsets(gateway),
