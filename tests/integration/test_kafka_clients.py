@@ -128,23 +128,24 @@ async def test_what_librdkafka_produces_both_clients_consume(admin, server, gate
 @pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
 async def test_what_aiokafka_produces_both_clients_consume(admin, server, gateway, codec):
     await made(admin, "t")
+    records = [each for each in RECORDS if each[0] is not None or each[1] is not None]  # its rule
     producer = AIOKafkaProducer(
         bootstrap_servers=f"127.0.0.1:{gateway.port}", compression_type=codec, linger_ms=5
     )
     await producer.start()
     sent = [
         await producer.send("t", value, key, 0, 1_700_000_000_000 + n, headers)
-        for n, (key, value, headers) in enumerate(RECORDS)
+        for n, (key, value, headers) in enumerate(records)
     ]
     answered = [await each for each in sent]
     await producer.stop()
     assert [each.timestamp for each in answered] == [
-        1_700_000_000_000 + n for n in range(len(RECORDS))
+        1_700_000_000_000 + n for n in range(len(records))
     ]
-    assert await asyncio.to_thread(consume, server, "t", len(RECORDS)) == RECORDS
+    assert await asyncio.to_thread(consume, server, "t", len(records)) == records
     assert (
-        await consume_by_aiokafka(gateway, "t", len(RECORDS), isolation_level="read_committed")
-        == RECORDS
+        await consume_by_aiokafka(gateway, "t", len(records), isolation_level="read_committed")
+        == records
     )
 
 
