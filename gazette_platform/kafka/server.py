@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.client import AsyncClient
 from gazette_platform.kafka.connection import Budget, Connection
+from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
-from gazette_platform.kafka.group_offsets import group_parts
+    lanes = Lanes(gateway)
+    return (
+        Metadata(gateway),
+        Produce(gateway, lanes),
+        Fetch(gateway),
+        Offsets(gateway),
+        *group_parts(gateway),
+    )
 from gazette_platform.kafka.metadata import Metadata
+from gazette_platform.kafka.offsets import Offsets
+from gazette_platform.kafka.produce import Produce
 from gazette_platform.kafka.state import Nodes
 from gazette_platform.kafka.wire import API_VERSIONS, Api, versions_answer
 from gazette_platform.ops.tasks import TaskGroup
@@ -174,4 +184,9 @@ class KafkaServer:
 
 def parts_of(gateway: Gateway) -> tuple[Part, ...]:
     """All that answers calls."""
+<<<<<<< HEAD
+    lanes = Lanes(gateway)
+    return (Metadata(gateway), Produce(gateway, lanes), Fetch(gateway), Offsets(gateway))
+=======
     return (Metadata(gateway), *group_parts(gateway))
+>>>>>>> main
