@@ -11,14 +11,8 @@ from gazette_platform.client import AsyncClient
 from gazette_platform.kafka.connection import Budget, Connection
 from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
-    lanes = Lanes(gateway)
-    return (
-        Metadata(gateway),
-        Produce(gateway, lanes),
-        Fetch(gateway),
-        Offsets(gateway),
-        *group_parts(gateway),
-    )
+from gazette_platform.kafka.group_offsets import group_parts
+from gazette_platform.kafka.lanes import Lanes
 from gazette_platform.kafka.metadata import Metadata
 from gazette_platform.kafka.offsets import Offsets
 from gazette_platform.kafka.produce import Produce
@@ -184,9 +178,11 @@ class KafkaServer:
 
 def parts_of(gateway: Gateway) -> tuple[Part, ...]:
     """All that answers calls."""
-<<<<<<< HEAD
     lanes = Lanes(gateway)
-    return (Metadata(gateway), Produce(gateway, lanes), Fetch(gateway), Offsets(gateway))
-=======
-    return (Metadata(gateway), *group_parts(gateway))
->>>>>>> main
+    return (
+        Metadata(gateway),
+        Produce(gateway, lanes),
+        Fetch(gateway),
+        Offsets(gateway),
+        *group_parts(gateway),
+    )
