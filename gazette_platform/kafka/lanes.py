@@ -25,10 +25,12 @@ from gazette_platform.errors import (
 )
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.records import Lines, Stamp
-from gazette_platform.kafka.sequences import Duplicate, Sequences, txn_producer
+from gazette_platform.kafka.sequences import Duplicate, Sequence, Sequences, txn_producer
 from gazette_platform.message.uuid import Flags, clock_of, new_producer_id, uuid_text
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from gazette_platform.client.results import AppendResult
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.sequences import Claim, Edit
@@ -50,6 +52,8 @@ class TransactionEnd(NamedTuple):
     epoch: int
     """That is current from now on."""
     commits: bool
+    number: int
+    """Of the transaction, among those of the producer."""
 
 
 @final
@@ -59,6 +63,8 @@ class Pending:
 
     Attributes:
         clocks: of its first message, and behind its last, if its producer has transactions; else zeros.
+        find: asks for the number of its transaction, if the journal does not say which one is open.
+        transaction: that number, once it was asked for.
         end: ends a transaction; it has no lines then.
         done: gives the offset of its first record.
     """
@@ -66,6 +72,8 @@ class Pending:
     lines: Lines
     claim: Claim | None = None
     clocks: tuple[int, int] = (0, 0)
+    find: Callable[[], Awaitable[int]] | None = None
+    transaction: int = 0
     end: TransactionEnd | None = None
     done: asyncio.Future[int] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -155,14 +163,10 @@ class Lane:
                 self._learn(await self._gateway.client.append(self._journal, b""))
             named = attempt < _NAMED_ATTEMPTS
             edit = self._sequences.edit()
-            if group[0].end is not None:
-                self._prepare_end(group[0], group[0].end, edit)
-                group = [] if edit.is_empty else group
-            else:
-                group, is_sure = self._checked(group, edit, exact=named, is_fresh=is_fresh)
-                if not is_sure:
-                    self._head = -1
-                    continue
+            if not await self._note(group, edit, exact=named, is_fresh=is_fresh):
+                self._head = -1  # another gateway may have appended what is missing
+                continue
+            group = [pending for pending in group if not pending.done.done()]
             if not group:
                 return
             try:
@@ -191,62 +195,95 @@ class Lane:
                 return
         raise KafkaError(ErrorCode.not_leader_or_follower, "other writers append all the time")
 
+    async def _note(self, group: list[Pending], edit: Edit, *, exact: bool, is_fresh: bool) -> bool:
+        """Note batches for the registers, and answer those that are not to be appended.
+
+        Args:
+            exact: whether the offset of the append is known.
+            is_fresh: whether the registers were just read; only then a batch may be refused.
+
+        Returns: False if the registers have to be read first.
+        """
+        end = group[0].end
+        if end is not None:
+            self._prepare_end(group[0], end, edit)
+            return True
+        await self._find_transactions(group)
+        refused = self._refused(group, edit, exact=exact)
+        if refused and not is_fresh:
+            return False
+        for pending, error in refused:
+            _settle(pending, error)
+        return True
+
     def _learn(self, result: AppendResult) -> None:
         self._head = result.end
         self._sequences = Sequences(result.registers)
         self._lanes.raise_clock(self._sequences.clock)
 
     def _prepare_end(self, pending: Pending, end: TransactionEnd, edit: Edit) -> None:
-        """Make the line that ends a transaction; or answer, if nothing of it is open here."""
-        former = self._sequences.get(end.producer_id)
-        if (
-            former is None
-            or former.epoch != end.written_epoch
-            or former.clock <= former.acknowledged
-        ):
+        """Make the line that ends a transaction; or answer, if it has ended here.
+
+        There is a line even if the transaction has nothing here: a batch of it that comes late must find that it ended.
+        """
+        former = self._sequences.get(end.producer_id) or Sequence(end.epoch, -1, -1, -1)
+        is_open = former.open >= 0
+        if former.transaction >= end.number + (1 if is_open else 0):
             if not pending.done.done():
                 pending.done.set_result(-1)
             return
-        stamp = self._lanes.stamp(1)
-        clock = stamp.clock if end.commits else former.acknowledged
+        clock = self._lanes.stamp(1).clock
+        if is_open and not end.commits:
+            clock = former.acknowledged
         uuid = uuid_text(txn_producer(end.producer_id, end.written_epoch), clock, Flags.ACK_TXN)
         line = b'{"_meta":{"uuid":"%s"}}\n' % uuid.encode()
         pending.lines = Lines(line, len(line))
-        after = replace(former, clock=clock, acknowledged=clock, open=-1)
-        if end.epoch > end.written_epoch:
-            after = replace(after, epoch=end.epoch, next=0, first=-1, clock=0, acknowledged=0)
+        last = max(clock, former.clock)
+        after = replace(
+            former, clock=last, acknowledged=last, open=-1, transaction=end.number, epoch=end.epoch
+        )
+        if end.epoch > former.epoch:
+            after = replace(after, next=0, first=-1)
         edit.put(end.producer_id, after)
 
-    def _checked(
-        self, group: list[Pending], edit: Edit, *, exact: bool, is_fresh: bool
-    ) -> tuple[list[Pending], bool]:
-        """Those that are to be appended, while the others are answered; and whether the registers are fresh enough to say so.
+    async def _find_transactions(self, group: list[Pending]) -> None:
+        """Ask which transactions batches begin here, so that none is written to one that has ended."""
+        for pending in group:
+            claim = pending.claim
+            if claim is None or pending.find is None or pending.transaction:
+                continue
+            known = self._sequences.get(claim.producer_id)
+            if known is None or known.open < 0 or known.epoch != claim.epoch:
+                try:
+                    pending.transaction = await pending.find()
+                except GazetteError as err:
+                    _settle(pending, KafkaError(code_of(err), str(err)))
 
-        Another gateway may have changed them since.
-        """
-        kept: list[Pending] = []
+    def _refused(
+        self, group: list[Pending], edit: Edit, *, exact: bool
+    ) -> list[tuple[Pending, Duplicate | KafkaError]]:
+        """Those that do not follow what the registers say, and why; the others are noted in `edit`."""
+        refused: list[tuple[Pending, Duplicate | KafkaError]] = []
         at = self._head
         for pending in group:
+            if pending.done.done():
+                continue
             offset = at + pending.lines.first_bytes - 1
             try:
                 if pending.claim is not None:
                     self._add(pending, pending.claim, edit, offset if exact else -offset)
-            except Duplicate as found:
-                _settle(pending, found)
-            except KafkaError as err:
-                if not is_fresh:
-                    return [*kept, *group[group.index(pending) :]], False
-                _settle(pending, err)
+            except (Duplicate, KafkaError) as error:
+                refused.append((pending, error))
             else:
-                kept.append(pending)
                 at += len(pending.lines.content)
-        return kept, True
+        return refused
 
     @staticmethod
     def _add(pending: Pending, claim: Claim, edit: Edit, offset: int) -> None:
-        first, last = pending.clocks
+        first, _ = pending.clocks
         former = edit.get(claim.producer_id)
-        edit.add(claim, offset, last)
+        number = pending.transaction or (former.transaction if former else 0)
+        edit.add(claim, offset, pending.clocks, number)
         if first and former and former.epoch == claim.epoch and former.clock > first:
             raise KafkaError(ErrorCode.not_leader_or_follower, "another gateway has a later clock")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from kio.schema.errors import ErrorCode
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.lanes import Lanes
     from gazette_platform.kafka.topics import Partition
+    from gazette_platform.kafka.txn_store import TxnStore
     from gazette_platform.kafka.wire import Call
 
 _log = logging.getLogger(__name__)
@@ -36,11 +38,16 @@ _ACKS: Final = (-1, 0, 1)
 
 @final
 class Produce:
-    """Answers Produce."""
+    """Answers Produce.
 
-    def __init__(self, gateway: Gateway, lanes: Lanes) -> None:
+    Args:
+        transactions: that batches must belong to.
+    """
+
+    def __init__(self, gateway: Gateway, lanes: Lanes, transactions: TxnStore) -> None:
         self._gateway = gateway
         self._lanes = lanes
+        self._transactions = transactions
 
     @property
     def apis(self) -> Iterable[Api]:
@@ -64,20 +71,20 @@ class Produce:
                 try:
                     if request.acks not in _ACKS:
                         raise KafkaError(ErrorCode.invalid_required_acks)
-                    parts.append((data.index, await self._begin(topic.name, data)))
+                    parts.append((data.index, await self._begin(call, topic.name, data)))
                 except GazetteError as err:
                     parts.append((data.index, err))
             begun.append((topic.name, parts))
         return self._answer(call, begun)
 
-    async def _begin(self, topic: str, data: Any) -> Pending:
+    async def _begin(self, call: Call, topic: str, data: Any) -> Pending:
         """Raises: GazetteError: the records cannot be taken."""
         topics = self._gateway.topics
         partition = topics.known(topic, data.index) or await topics.partition(topic, data.index)
         if not data.records:
             raise KafkaError(ErrorCode.invalid_record, "a request holds no batch for a partition")
         batch = read_batch(data.records, limit=self._limit(partition))
-        producer, flags, claim = None, Flags.OUTSIDE_TXN, None
+        producer, flags, claim, find = None, Flags.OUTSIDE_TXN, None, None
         lane = self._lanes.get(partition.journal)
         if batch.producer_id >= 0:
             claim = Claim(batch.producer_id, batch.epoch, batch.base_sequence, batch.count)
@@ -89,11 +96,17 @@ class Produce:
                 )
             producer, flags = txn_producer(batch.producer_id, batch.epoch), Flags.CONTINUE_TXN
             await lane.ready()
+            find = partial(
+                self._transactions.open_number,
+                call.request.transactional_id,
+                (batch.producer_id, batch.epoch),
+                partition.journal,
+            )
         stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
         now_ms = int(self._gateway.clock.unix_s() * 1000)
         lines = encode_batch(partition.form, batch, stamp, batch.count, now_ms)
         clocks = (stamp.clock, stamp.end(batch.count)) if batch.is_transactional else (0, 0)
-        pending = Pending(lines, claim, clocks)
+        pending = Pending(lines, claim, clocks, find)
         lane.put(pending)
         return pending
 

@@ -2,9 +2,9 @@
 
 The register `kafka.seq.<producer id>` has ``<epoch>.<next>.<first>.<offset>``: the sequence number that follows, and of the last
 batch its first sequence number and the offset of its first record, negative if it is estimated. Behind these, of a producer with transactions,
-``.<clock>.<acknowledged>.<open>``: the clock of its last message, that of its last end of a transaction, and where the one that is
-open begins, or -1. An append checks and sets them, so that a batch
-that is sent again is not appended again, whichever gateway takes it, and after any crash.
+``.<clock>.<acknowledged>.<open>.<transaction>``: the clock of its last message, and that up to which all has ended; where the
+transaction begins that is open, or -1; and the number of that one, or of the last one that ended. An append checks and sets them,
+so that a batch that is sent again is not appended again, and a transaction ends once, whichever gateway takes it, and after any crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRODUCERS_MAX: Final = 64
 _MASK: Final = (1 << 31) - 1
 _HALF: Final = 1 << 30
 _PRODUCER_MASK: Final = (1 << 40) - 1
-_PARTS: Final = (4, 7)
+_PARTS: Final = (4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Sequence:
     clock: int = 0
     acknowledged: int = 0
     open: int = -1
+    transaction: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -58,7 +59,7 @@ class Sequence:
     def __str__(self) -> str:
         parts = [self.epoch, self.next, self.first, self.offset]
         if self.clock:
-            parts += [self.clock, self.acknowledged, self.open]
+            parts += [self.clock, self.acknowledged, self.open, self.transaction]
         return ".".join(map(str, parts))
 
 
@@ -128,7 +129,7 @@ class Sequences:
 
         Raises: Duplicate: it was appended. KafkaError: records are missing before it, or another producer has its id.
         """
-        if former is None:
+        if former is None or (former.next < 0 and former.epoch == claim.epoch):
             return  # forgotten, or new: Kafka takes any sequence number then, too
         if claim.epoch < former.epoch:
             raise KafkaError(
@@ -167,15 +168,33 @@ class Edit:
         """What is known of a producer, with what was put here."""
         return self._after.get(producer_id) or self._before.get(producer_id)
 
-    def add(self, claim: Claim, offset: int, clock: int = 0) -> None:
-        """Note a batch. Raises: as `Sequences.check`."""
+    def add(
+        self,
+        claim: Claim,
+        offset: int,
+        clocks: tuple[int, int] = (0, 0),
+        transaction: int = 0,
+    ) -> None:
+        """Note a batch.
+
+        Args:
+            clocks: of its first message, and after its last, if it belongs to a transaction.
+            transaction: the number of that, among those of the producer.
+
+        Raises: as `Sequences.check`.
+        """
         former = self.get(claim.producer_id)
         self._before.check(former, claim)
         after = Sequence(claim.epoch, claim.next, claim.first, offset)
-        if clock:
-            known = former if former and former.epoch == claim.epoch else after
-            begin = known.open if known.open >= 0 else abs(offset)
-            after = replace(after, clock=clock, acknowledged=known.acknowledged, open=begin)
+        first, last = clocks
+        if last:
+            begin, acknowledged = abs(offset), first - 1
+            if former is not None and former.open >= 0:
+                begin, acknowledged = former.open, former.acknowledged
+            _check_transaction(claim, former, transaction)
+            after = replace(
+                after, clock=last, acknowledged=acknowledged, open=begin, transaction=transaction
+            )
         self._after[claim.producer_id] = after
 
     def put(self, producer_id: int, sequence: Sequence) -> None:
@@ -212,12 +231,30 @@ class Edit:
     @property
     def subtract(self) -> LabelSet | None:
         """The registers of producers that are forgotten."""
-        kept = {key: known for key, known in self._before.known().items() if key not in self._after}
+        kept = {
+            key: known
+            for key, known in self._before.known().items()
+            if key not in self._after and known[1].open < 0
+        }
         surplus = len(kept) + len(self._after) - PRODUCERS_MAX
         if self.is_empty or surplus <= 0:
             return None
         oldest = sorted(kept, key=lambda key: abs(kept[key][1].offset))[:surplus]
         return LabelSet.of({f"{REGISTER}{key}": kept[key][0] for key in oldest}) if oldest else None
+
+
+def _check_transaction(claim: Claim, former: Sequence | None, transaction: int) -> None:
+    """Raises: KafkaError: the transaction has ended in this journal, or another one is open."""
+    if former is None:
+        return
+    is_same = former.transaction == transaction and former.epoch == claim.epoch
+    if (former.open >= 0 and not is_same) or (
+        former.open < 0 and former.transaction >= transaction
+    ):
+        raise KafkaError(
+            ErrorCode.invalid_txn_state,
+            f"producer {claim.producer_id}: transaction {transaction} has ended, or the one before has not",
+        )
 
 
 def _out_of_order(claim: Claim, expected: int) -> KafkaError:

@@ -12,12 +12,14 @@ from gazette_platform.kafka.admin import Admin
 from gazette_platform.kafka.connection import Budget, Connection
 from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
-from gazette_platform.kafka.group_offsets import group_parts
+from gazette_platform.kafka.group_store import GroupStore
 from gazette_platform.kafka.lanes import Lanes
 from gazette_platform.kafka.metadata import Metadata
 from gazette_platform.kafka.offsets import Offsets
 from gazette_platform.kafka.produce import Produce
 from gazette_platform.kafka.state import Nodes
+from gazette_platform.kafka.txn_coordinator import coordinator_parts
+from gazette_platform.kafka.txn_store import TxnStore
 from gazette_platform.kafka.wire import API_VERSIONS, Api, versions_answer
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.serving.sockets import BACKLOG, listen
@@ -180,11 +182,13 @@ class KafkaServer:
 def parts_of(gateway: Gateway) -> tuple[Part, ...]:
     """All that answers calls."""
     lanes, admin = Lanes(gateway), Admin(gateway)
+    groups = GroupStore(gateway.etcd, gateway.etcd_prefix, tasks=gateway.tasks)
+    transactions = TxnStore(gateway.etcd, gateway.etcd_prefix, groups)
     return (
         Metadata(gateway, admin.create if gateway.config.auto_create else None),
         admin,
-        Produce(gateway, lanes),
+        Produce(gateway, lanes, transactions),
         Fetch(gateway),
         Offsets(gateway),
-        *group_parts(gateway),
+        *coordinator_parts(gateway, groups, transactions, lanes),
     )
