@@ -18,13 +18,13 @@ from gazette_platform.broker.serve import Broker
 from gazette_platform.client import ClientConfig
 from gazette_platform.codecs import compressor
 from gazette_platform.console import add_console
-from gazette_platform.consumer.client import ShardClient
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     backup_hint_keys,
     decode_shard_spec,
     log_identity_key,
     primary_hint_key,
 )
+from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.process import ConsumerConfig, ConsumerProcess
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange
 from gazette_platform.errors import GazetteError, LeaseLost

@@ -315,6 +315,26 @@ async def test_brokers_shards_and_tables_are_shown(browser, watched):
     ]
 
 
+async def test_a_tail_goes_on_at_another_broker(browser, local_brokers):
+    """At the same address, as behind a proxy."""
+    first = await local_brokers.start()
+    async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
+        await client.apply([JournalChange(spec(ORDERS))])
+        await client.append(ORDERS, order(1))
+    await browser.open(f"http://127.0.0.1:{first.http_port}/console/#/journal?name=shop%2Forders")
+    await browser.wait_for('"id": 1', "At offset")
+    await first.drain()
+    await browser.wait_for("This broker is leaving. Connecting again in")
+    await browser.wait_for("The broker does not answer. Connecting again in")
+    second = await local_brokers.start(http_port=first.http_port)
+    async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
+        await client.append(ORDERS, order(2))
+    await browser.wait_for('"id": 2', "At offset")
+    assert await browser.evaluate("document.querySelectorAll('.tail article').length") == 2
+    await browser.open("about:blank")
+    browser.errors[:] = [one for one in browser.errors if "Failed to load resource" not in one]
+
+
 async def test_a_token_is_asked_for_and_used(browser, local_brokers):
     broker = await local_brokers.start(auth_keys=KEY)
     async with AsyncClient(ClientConfig(address=broker.endpoint, auth_keys=KEY)) as client:

@@ -23,6 +23,7 @@ from gazette_platform.errors import (
     SchemaMismatch,
     ValidationError,
 )
+from gazette_platform.lake.raw.listing import left_at, place_of
 from gazette_platform.lake.raw.planning import require_codec
 from gazette_platform.lake.raw.tables import LAYOUT, TABLE, evolved_table, table_definition
 from gazette_platform.lake.raw.views import VIEW_OF
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.raw.account_book import Entry
     from gazette_platform.lake.raw.partition_state import PartitionState
+    from gazette_platform.lake.reading.storage import Storage
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.protocol import JournalSpec
 
@@ -378,6 +381,38 @@ def why_missed(states: Sequence[PartitionState], held: Mapping[str, HeldNow]) ->
             )
         if state.ranges[0][0] < now.begin:
             return f"its rows of {state.journal} before offset {now.begin} would be gone, because brokers list none of them"
+    return ""
+
+
+def why_doubled(
+    entries: Iterable[Entry],
+    stores: Mapping[str, Sequence[str]],
+    roots: StoreRoots,
+    storage: Storage,
+) -> str:
+    """Return why rows would be read twice if a table were made again; empty if none would.
+
+    A repair that was killed while it moved a file out of an object store is known to the accounts alone: brokers do not
+    list the file, and audits list a directory only if its account says that something is wrong.
+
+    Args:
+        entries: its Hive partitions.
+        stores: of each journal that exists, as its spec names them.
+        roots: where stores lie for engines.
+        storage: reaches files.
+    """
+    for entry in entries:
+        state = entry.state
+        # A journal that is gone has no rows to be read twice: nothing registers it again.
+        if not state.moving or state.journal not in stores:
+            continue
+        place = place_of(entry.location, state.journal, stores[state.journal], roots)
+        for name in left_at(storage, state.journal, place, state.moving):
+            directory = place[1] or entry.location
+            return (
+                f"a repair began to move {directory}/{name} out of it and did not end, and its rows would be read twice: "
+                "`gazctl lake repair` ends the move"
+            )
     return ""
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.errors import GazetteError, StoreError, ValidationError
 from gazette_platform.lake.raw.planning import JournalCursor, Page
 from gazette_platform.lake.raw.reconcile import lowered
-from gazette_platform.lake.spec.layout import directory_of
+from gazette_platform.lake.spec.layout import directory_of, plain_location
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.partition_state import PartitionState
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.reading.storage import Storage
+    from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.protocol import Fragment
 
 HOLES_LOOKED_MAX: Final = 4
@@ -332,3 +333,40 @@ def _list(files: JournalFiles, storage: Storage, journal: str, store: str, direc
         files.stores[place] = store
         files.sizes[place] = item.size
     files.listed.add(directory)
+
+
+def place_of(
+    location: str, journal: str, stores: Iterable[str], roots: StoreRoots
+) -> tuple[str, str]:
+    """Return store and directory of a Hive partition of a journal; empty: it is in none of `stores`.
+
+    Args:
+        location: as the metastore has it.
+    """
+    plain = plain_location(location)
+    for store in dict.fromkeys(stores):
+        base = journal_base(journal, store, roots)
+        if base and (plain == base or plain.startswith(f"{base}/")):
+            return store, f"{journal}{plain[len(base) :]}"
+    return "", ""
+
+
+def journal_base(journal: str, store: str, roots: StoreRoots) -> str:
+    """Return the journal's folder in a store; where two stores are one place, the same for both."""
+    try:
+        return plain_location(roots.location(store, journal))
+    except GazetteError:
+        return ""  # a folder that only brokers know
+
+
+def left_at(
+    storage: Storage, journal: str, place: tuple[str, str], names: Sequence[str]
+) -> tuple[str, ...]:
+    """Return those of the files `names` that are still at a place (`place_of`), or may be: it cannot be listed."""
+    store, directory = place
+    if not names or not store:
+        return tuple(names)
+    found = journal_files(storage, journal, [place])
+    if directory not in found.listed:
+        return tuple(names)
+    return tuple(name for name in names if (directory, name) in found.fragments)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError
-from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.lake.raw.account_book import AccountBook
 from gazette_platform.lake.raw.audits.status import LOOKED, Accounts, read_accounts
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
 from gazette_platform.lake.raw.partition_state import PartitionState

@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import GazetteError, LakeError
-from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.lake.raw.account_book import AccountBook
 from gazette_platform.lake.raw.applying import problems_with_journals
 from gazette_platform.lake.raw.audits.findings import partition_fit, table_finding
 from gazette_platform.lake.raw.planning import JournalCursor, bounded
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.accounts import Entry
+    from gazette_platform.lake.raw.account_book import Entry
     from gazette_platform.lake.raw.partition_state import PartitionState
     from gazette_platform.lake.raw.reconcile import Finding
     from gazette_platform.lake.reading.source import FragmentSource
