@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import weakref
 
 import pytest
 from appender_bench import Stream, running_bench, span, spec
@@ -215,17 +214,6 @@ async def test_large_batches_are_written_by_a_thread(bench):
     contents = [bytes([65 + n]) * (200 << 10) for n in range(8)]
     await asyncio.gather(*(bench.append(content) for content in contents))
     assert bench.read() == b"".join(contents)
-
-
-@pytest.mark.parametrize("size", [100, 1 << 20])
-async def test_content_is_let_go_of_once_it_is_appended(bench, size):
-    """Ten thousand journals would else keep what each was sent last."""
-    contents = [memoryview(bytes([65 + n]) * size) for n in range(4)]
-    kept = [weakref.ref(content) for content in contents]
-    await asyncio.gather(*(bench.append(content) for content in contents))
-    del contents
-    await eventually(lambda: bench.appender.is_idle)
-    assert [each() for each in kept] == [None] * 4
 
 
 async def test_a_sum_that_is_still_being_computed_is_waited_for(bench):
