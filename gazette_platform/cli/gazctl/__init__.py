@@ -33,6 +33,7 @@ app = typer.Typer(
             "shards": "shards:app",
             "savepoints": "savepoints:app",
             "lake": "lake:app",
+            "kafka": "kafka:app",
         },
     ),
     help="Work with the journals of Gazette-compatible brokers.",
