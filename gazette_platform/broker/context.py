@@ -13,7 +13,7 @@ from gazette_platform.allocator import AllocatorMetrics
 from gazette_platform.broker.spool.files import DiskPace
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.calls import CallMetrics, Tallies
-from gazette_platform.stores.registry import StoreMetrics
+from gazette_platform.stores import StoreMetrics
 
 if TYPE_CHECKING:
     import random

@@ -60,8 +60,7 @@ from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed
 from gazette_platform.serving.process import Departure
-from gazette_platform.stores import StoreRegistry, health_check, open_store
-from gazette_platform.stores.registry import MeasuredStore
+from gazette_platform.stores import MeasuredStore, StoreRegistry, health_check, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

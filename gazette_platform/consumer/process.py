@@ -28,15 +28,15 @@ from gazette_platform.allocator import Allocator, announce, member
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.application import raised_by
 from gazette_platform.consumer.assignments import ConsumerState
+from gazette_platform.consumer.etcd_host import EtcdShardHost
+from gazette_platform.consumer.peers import ConsumerPeers
 from gazette_platform.consumer.protocol import ConsumerSpec
+from gazette_platform.consumer.resolver import ShardResolver
 from gazette_platform.consumer.runtime.replica import ShardReplica
 from gazette_platform.consumer.runtime.replicas import ConsumerMetrics, Restarts, ShardReplicas
 from gazette_platform.consumer.runtime.sources import ReadBudget
 from gazette_platform.consumer.runtime.tasks import HINTS_INTERVAL_S, ReplicaSettings
-from gazette_platform.consumer.service.etcd_host import EtcdShardHost
-from gazette_platform.consumer.service.peers import ConsumerPeers
-from gazette_platform.consumer.service.resolver import ShardResolver
-from gazette_platform.consumer.service.shard_api import ShardApi, ShardGateway, ShardService
+from gazette_platform.consumer.shard_api import ShardApi, ShardGateway, ShardService
 from gazette_platform.errors import EtcdError, GazetteError, LeaseLost, ValidationError
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace, item_key

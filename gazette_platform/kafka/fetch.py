@@ -74,6 +74,8 @@ class _Wanted:
     error: GazetteError | None = None
     end: int = 0
     """Bytes that can be given, up to the first record that is undecided."""
+    stable: int = -1
+    """The offset before which all is decided, as far as was looked."""
 
 
 @final
@@ -193,6 +195,9 @@ class Fetch:
                         )
                         followed.marks = Marks(ahead, followed.tail)
                     wanted.end = await followed.marks.decided(block)
+            if is_committed:
+                marks, place = followed.marks, followed.tail.position + wanted.end
+                wanted.stable = place if marks is None else marks.stable
         except GazetteError as err:
             wanted.error = err
             return 0
@@ -226,9 +231,7 @@ class Fetch:
                 is_first = left == call.get("max_bytes", 1 << 30)
                 records = self._records(followed, wanted, left, one=is_first)
             head, start = tail.head, tail.start
-            stable = head
-            if is_committed and followed.marks is not None:
-                stable = followed.marks.stable
+            stable = wanted.stable if is_committed else head
         elif followed is not None:
             for key, each in [*_reads(call).followed.items()]:
                 if each is followed:

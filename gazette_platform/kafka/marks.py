@@ -54,7 +54,7 @@ class Marks:
     @property
     def stable(self) -> int:
         """The offset before which all is decided, as far as known."""
-        return min(self._open.values(), default=max(self._ahead.head, self._behind.head))
+        return min(self._open.values(), default=max(self._ahead.position, self._behind.position))
 
     async def decided(self, block: bytes) -> int:
         """How many bytes of lines at the consumer's place are decided. Raises: GazetteError."""

@@ -14,6 +14,7 @@ from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.lanes import Pending
 from gazette_platform.kafka.records import Refused, encode_batch
 from gazette_platform.kafka.sequences import Claim, txn_producer
+from gazette_platform.kafka.topic_specs import MAX_BYTES
 from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.wire import Api
 from gazette_platform.message.uuid import Flags
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.lanes import Lanes
+    from gazette_platform.kafka.topics import Partition
     from gazette_platform.kafka.txn_store import TxnStore
     from gazette_platform.kafka.wire import Call
 
@@ -81,7 +83,7 @@ class Produce:
         partition = topics.known(topic, data.index) or await topics.partition(topic, data.index)
         if not data.records:
             raise KafkaError(ErrorCode.invalid_record, "a request holds no batch for a partition")
-        batch = read_batch(data.records, limit=self._gateway.config.record_bytes_max)
+        batch = read_batch(data.records, limit=self._limit(partition))
         producer, flags, claim, find = None, Flags.OUTSIDE_TXN, None, None
         lane = self._lanes.get(partition.journal)
         if batch.producer_id >= 0:
@@ -107,6 +109,12 @@ class Produce:
         pending = Pending(lines, claim, clocks, find)
         lane.put(pending)
         return pending
+
+    def _limit(self, partition: Partition) -> int:
+        """Bytes of the largest batch that a topic takes."""
+        limit = self._gateway.config.record_bytes_max
+        own = partition.listing.spec.labels.value_of(MAX_BYTES)
+        return min(limit, int(own)) if own.isdecimal() else limit
 
     async def _answer(
         self, call: Call, begun: list[tuple[str, list[tuple[int, Pending | GazetteError]]]]

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.client import AsyncClient
+from gazette_platform.kafka.admin import Admin
 from gazette_platform.kafka.connection import Budget, Connection
 from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
@@ -180,11 +181,12 @@ class KafkaServer:
 
 def parts_of(gateway: Gateway) -> tuple[Part, ...]:
     """All that answers calls."""
-    lanes = Lanes(gateway)
+    lanes, admin = Lanes(gateway), Admin(gateway)
     groups = GroupStore(gateway.etcd, gateway.etcd_prefix, tasks=gateway.tasks)
     transactions = TxnStore(gateway.etcd, gateway.etcd_prefix, groups)
     return (
-        Metadata(gateway),
+        Metadata(gateway, admin.create if gateway.config.auto_create else None),
+        admin,
         Produce(gateway, lanes, transactions),
         Fetch(gateway),
         Offsets(gateway),

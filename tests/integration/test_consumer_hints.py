@@ -13,13 +13,13 @@ from gazette_platform.consumer.assignments import (
     encode_shard_spec,
     write_status,
 )
-from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
-from gazette_platform.consumer.service.etcd_host import (
+from gazette_platform.consumer.etcd_host import (
     StoredHints,
     fetch_hints,
     put_primary_hints,
     rotate_hints,
 )
+from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
 from gazette_platform.errors import DataError
 from gazette_platform.etcd import Put
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.assignments import ShardAssignment
     from gazette_platform.consumer.protocol import ShardSpec
-    from gazette_platform.consumer.service.resolver import ShardResolver
+    from gazette_platform.consumer.resolver import ShardResolver
     from gazette_platform.etcd import EtcdClient, KeyValue, Lease
     from gazette_platform.protocol.auth import Claims
 

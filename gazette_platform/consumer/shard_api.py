@@ -1,4 +1,8 @@
-"""Answer the calls of `consumer.Shard`, over gRPC and as JSON over HTTP.
+"""Answer the calls of `consumer.Shard`, over gRPC and as JSON over HTTP: who serves a shard, how far it is, changes of shards.
+
+An answer is true of one revision of etcd, which its header names. A change has reached our own view before it is
+answered. Any process of the group answers any call: it may have another process answer (`peers`). A resolution costs no
+call of etcd, a change one transaction.
 
 `ShardApi` decides. An application may replace it with its own subclass, and use `extension` of requests and responses.
 `ShardService` adds tokens, codes and bytes. `ShardGateway` serves List and Stat as JSON, for scripts and pages;
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 from google.protobuf.message import Message
 
 from gazette_platform.consumer.assignments import encode_shard_spec, primary_hint_key
+from gazette_platform.consumer.etcd_host import StoredHints, fetch_hints
 from gazette_platform.consumer.protocol import (
     ReplicaCode,
     ShardSpec,
@@ -27,8 +32,7 @@ from gazette_platform.consumer.protocol import (
     validate_shard_unassign_request,
 )
 from gazette_platform.consumer.recoverylog import FsmHints
-from gazette_platform.consumer.service.etcd_host import StoredHints, fetch_hints
-from gazette_platform.consumer.service.resolver import WAIT_S_MAX
+from gazette_platform.consumer.resolver import WAIT_S_MAX
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Operation, Put
 from gazette_platform.keyspace import item_key, items_prefix
@@ -54,8 +58,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from gazette_platform.consumer.assignments import ConsumerState
-    from gazette_platform.consumer.service.peers import ConsumerPeers
-    from gazette_platform.consumer.service.resolver import ShardResolver
+    from gazette_platform.consumer.peers import ConsumerPeers
+    from gazette_platform.consumer.resolver import ShardResolver
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.keyspace import KeySpace
     from gazette_platform.ops.faults import Faults

@@ -9,11 +9,7 @@ import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
-from gazette_platform.consumer.assignments import (
-    STOPPED_TEXT,
-    check_proxy_header,
-    resolve_shard,
-)
+from gazette_platform.consumer.assignments import STOPPED_TEXT, check_proxy_header, resolve_shard
 from gazette_platform.consumer.protocol import ShardStatus
 from gazette_platform.errors import ShardStopped, ValidationError
 from gazette_platform.protocol.auth import ALL_CLAIMS
