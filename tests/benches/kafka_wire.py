@@ -14,7 +14,7 @@ from kio.serial import entity_reader, entity_writer
 
 from gazette_platform.kafka.beside import BrokerWithKafka
 from gazette_platform.kafka.config import KafkaConfig
-from gazette_platform.kafka.wire import _class_of, _module
+from gazette_platform.kafka.wire import _module, message_class as _class_of
 
 ANSWER_S = 20.0
 
