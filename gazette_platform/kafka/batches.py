@@ -90,7 +90,9 @@ def read_batch(data: bytes, *, limit: int) -> Batch:
     if attributes & _CONTROL:
         raise KafkaError(ErrorCode.invalid_record, "producers may not write control records")
     if count < 1 or last != count - 1:
-        raise KafkaError(ErrorCode.invalid_record, f"{count} records, the last of which is {last}")
+        raise KafkaError(
+            ErrorCode.invalid_record, f"{count} records, and the last has number {last}"
+        )
     if len(data) > limit:
         raise _too_large(limit)
     codec = attributes & _CODEC_MASK

@@ -62,7 +62,7 @@ class Pending:
     """A batch that waits for its append.
 
     Attributes:
-        clocks: of its first message, and behind its last, if its producer has transactions; else zeros.
+        clocks: of its first message, and the one after its last, if its producer has transactions; else zeros.
         find: asks for the number of its transaction, if the journal does not say which one is open.
         transaction: that number, once it was asked for.
         end: ends a transaction; it has no lines then.
@@ -99,7 +99,7 @@ class Lane:
         return self._task is None
 
     def put(self, pending: Pending) -> None:
-        """Append a batch behind those that came before."""
+        """Append a batch after those that came before."""
         self._queue.append(pending)
         if self._task is None:
             self._task = self._gateway.tasks.spawn(self._run(), name="append")
@@ -181,7 +181,7 @@ class Lane:
             except (RegisterMismatch, WrongAppendOffset):
                 self._head = -1
             except OutcomeUnknown:
-                # Registers say whether idempotent batches are there.
+                # Registers say whether idempotent batches were appended.
                 self._head = -1
                 if any(pending.claim is None for pending in group):
                     raise

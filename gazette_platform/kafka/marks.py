@@ -1,6 +1,6 @@
 """What became of transactions in a journal: their ends, found by looking ahead of a consumer.
 
-The verdict on a message of a transaction is the next acknowledgement of its producer behind it: committed if its clock is not
+The verdict on a message of a transaction is the next acknowledgement of its producer after it: committed if its clock is not
 smaller, else rolled back. So no gateway has to keep anything.
 """
 

@@ -97,7 +97,7 @@ def stamp_texts(stamp: Stamp, count: int) -> Iterator[bytes]:
 
 
 class _Probe(msgspec.Struct, gc=False, rename={"meta": "_meta"}):
-    """A JSON object, of which only the member matters that we would add."""
+    """A JSON object. Only the member matters that we would add."""
 
     meta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -137,7 +137,7 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _find_bad(content: bytes, count: int) -> list[BadRecord]:
-    """The records of which a look at the whole batch has shown that there are some."""
+    """The bad records of a batch that has some."""
     if content.count(b"\n") != count:
         cure = "write JSON on one line, or give the topic the form envelope"
         return [BadRecord(0, f"a value of this batch has a newline ({cure})")]
@@ -295,7 +295,7 @@ class Verdicts(Protocol):
     """Says what became of records of transactions."""
 
     def of(self, producer: bytes, clock: int, offset: int) -> bool | None:
-        """Whether the record that ends at `offset` was committed; None: nobody knows yet."""
+        """Whether the record that ends at `offset` was committed; None: it is not known yet."""
         ...
 
 

@@ -73,7 +73,7 @@ class Claim(NamedTuple):
 
     @property
     def next(self) -> int:
-        """The sequence number of the record behind the batch."""
+        """The sequence number of the record after the batch."""
         return (self.first + self.records) & _MASK
 
 

@@ -128,7 +128,7 @@ class Tail:
             self._stirred.set()
 
     async def _pump_to_jump(self, reader: Reader) -> bool:
-        """Take what comes. Returns: False: content behind it is gone."""
+        """Take what comes. Returns: False: content after it is gone."""
         try:
             async for piece in reader:
                 self._head = reader.write_head

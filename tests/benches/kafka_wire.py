@@ -14,7 +14,7 @@ from kio.serial import entity_reader, entity_writer
 
 from gazette_platform.kafka.beside import BrokerWithKafka
 from gazette_platform.kafka.config import KafkaConfig
-from gazette_platform.kafka.wire import _module, message_class as _class_of
+from gazette_platform.kafka.wire import _module, message_class
 
 ANSWER_S = 20.0
 
@@ -94,7 +94,7 @@ class WireClient:
         async with asyncio.timeout(ANSWER_S):
             (size,) = struct.unpack(">i", await self._reader.readexactly(4))
             frame = await self._reader.readexactly(size)
-        kind = _class_of(api, version, "response")
+        kind = message_class(api, version, "response")
         header, at = entity_reader(kind.__header_schema__)(frame, 0)
         found, _ = entity_reader(kind)(frame, at)
         return header.correlation_id, found
@@ -104,7 +104,7 @@ class WireClient:
         number = await self.send(
             api,
             version,
-            self.entity(api, version, _class_of(api, version, "request").__name__, **fields),
+            self.entity(api, version, message_class(api, version, "request").__name__, **fields),
         )
         answered, found = await self.answer(api, version)
         assert answered == number
@@ -117,7 +117,7 @@ class WireClient:
                 while await self._reader.read(1 << 16):
                     pass
 
-    def produce_request(self, topic, *batches, acks=-1, version=9):
+    def produce_request(self, topic, *batches, acks=-1, version=9, transactional_id=None):
         parts = tuple(
             self.entity("produce", version, "PartitionProduceData", index=index, records=batch)
             for index, batch in batches
@@ -126,7 +126,7 @@ class WireClient:
             "produce",
             version,
             "ProduceRequest",
-            transactional_id=None,
+            transactional_id=transactional_id,
             acks=acks,
             timeout=timedelta(seconds=5),
             topic_data=(
@@ -136,10 +136,12 @@ class WireClient:
             ),
         )
 
-    async def produce(self, topic, batch, *, index=0, version=9):
+    async def produce(self, topic, batch, *, index=0, version=9, **options):
         """Send a batch. Returns: the partition's part of the answer."""
         await self.send(
-            "produce", version, self.produce_request(topic, (index, batch), version=version)
+            "produce",
+            version,
+            self.produce_request(topic, (index, batch), version=version, **options),
         )
         return await self.produced(version=version)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from datetime import timedelta
 
 import orjson
 import pytest
@@ -12,8 +13,6 @@ from kafka_wire import WireClient, batch_of, gateway_of
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.kafka.lanes import Lanes, TransactionEnd
-from gazette_platform.kafka.produce import Produce
 from gazette_platform.kafka.sequences import txn_producer
 from gazette_platform.message.uuid import Flags, parse_uuid
 
@@ -46,10 +45,6 @@ async def wire(gateway):
 async def client(broker):
     async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
         yield client
-
-
-def lanes_of(gateway) -> Lanes:
-    return next(part._lanes for part in gateway.parts if isinstance(part, Produce))
 
 
 def values_of(records):
@@ -229,8 +224,69 @@ async def test_other_writers_may_append_to_the_journal(wire, client):
 # ------------------------------------------------------------------ transactions in one journal
 
 
-def opened(sequence, value, *, producer_id, epoch=0):
-    return numbered(sequence, value, producer_id=producer_id, epoch=epoch, transactional=True)
+class Transactional:
+    """A producer with transactions, by its calls."""
+
+    def __init__(self, wire, name):
+        self.wire = wire
+        self.name = name
+        self.id = self.epoch = -1
+        self.sequence = 0
+
+    async def begin(self):
+        """Become the producer of this name."""
+        found = await self.wire.call(
+            "init_producer_id",
+            4,
+            transactional_id=self.name,
+            transaction_timeout=timedelta(seconds=60),
+            producer_id=-1,
+            producer_epoch=-1,
+        )
+        assert found.error_code == ErrorCode.none
+        self.id, self.epoch = found.producer_id, found.producer_epoch
+        return self
+
+    async def send(self, value):
+        """Add the partition, and send a record. Returns: the code of the answer."""
+        wire = self.wire
+        topic = wire.entity(
+            "add_partitions_to_txn", 3, "AddPartitionsToTxnTopic", name=TOPIC, partitions=(0,)
+        )
+        added = await wire.call(
+            "add_partitions_to_txn",
+            3,
+            v3_and_below_transactional_id=self.name,
+            v3_and_below_producer_id=self.id,
+            v3_and_below_producer_epoch=self.epoch,
+            v3_and_below_topics=(topic,),
+        )
+        code = added.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
+        assert code == ErrorCode.none
+        return await self.send_late(value)
+
+    async def send_late(self, value):
+        """Send a record, as a producer that does not know that its time is over."""
+        options = {"producer_id": self.id, "epoch": self.epoch, "transactional": True}
+        batch = numbered(self.sequence, value, **options)
+        produced = await self.wire.produce(TOPIC, batch, transactional_id=self.name)
+        self.sequence += 1
+        return produced.error_code
+
+    async def end(self, *, commit):
+        """Commit or abort, and wait until that is done."""
+        while True:
+            ended = await self.wire.call(
+                "end_txn",
+                3,
+                transactional_id=self.name,
+                producer_id=self.id,
+                producer_epoch=self.epoch,
+                committed=commit,
+            )
+            if ended.error_code != ErrorCode.concurrent_transactions:
+                assert ended.error_code == ErrorCode.none
+                return
 
 
 async def committed(wire, offset=0):
@@ -255,60 +311,61 @@ async def uncommitted(wire, count):
     return found
 
 
-async def test_transactions_are_hidden_until_they_end(gateway, wire, client):
-    lane = lanes_of(gateway).get(JOURNAL)
+async def test_transactions_are_hidden_until_they_end(wire, client):
+    one = await Transactional(wire, "one").begin()
+    two = await Transactional(wire, "two").begin()
     await wire.produce(TOPIC, batch_of(b'{"n":0}'))
     begin = await client.write_head(JOURNAL)
-    await wire.produce(TOPIC, opened(0, b'{"n":1}', producer_id=1))
-    await wire.produce(TOPIC, opened(0, b'{"n":2}', producer_id=2))
+    assert await one.send(b'{"n":1}') == ErrorCode.none
+    assert await two.send(b'{"n":2}') == ErrorCode.none
     await wire.produce(TOPIC, batch_of(b'{"n":3}'))
     found, stable = await committed(wire)
     assert found == [b'{"n":0}']
     assert stable == begin
     assert len(await uncommitted(wire, 4)) == 4
-    await lane.end(TransactionEnd(2, 0, 0, commits=False))
-    await lane.end(TransactionEnd(1, 0, 0, commits=True))
+    await two.end(commit=False)
+    await one.end(commit=True)
+    found = await eventually_committed(wire, 3)
+    assert found == [b'{"n":0}', b'{"n":1}', b'{"n":3}']
     head = await client.write_head(JOURNAL)
-    await lane.end(TransactionEnd(1, 0, 0, commits=True))
-    await lane.end(TransactionEnd(2, 0, 0, commits=False))
-    assert await client.write_head(JOURNAL) == head  # once
-    assert (await committed(wire))[0] == [b'{"n":0}', b'{"n":1}', b'{"n":3}']
     assert (await committed(wire, head)) == ([], head)
     assert len(await uncommitted(wire, 4)) == 4
 
 
-async def test_transactions_follow_each_other(gateway, wire):
-    lane = lanes_of(gateway).get(JOURNAL)
-    for number, commits in enumerate((True, False, True, False, False, True)):
-        produced = await wire.produce(TOPIC, opened(number, b'{"n":%d}' % number, producer_id=1))
-        assert produced.error_code == ErrorCode.none
-        await lane.end(TransactionEnd(1, 0, 0, commits=commits))
-    assert (await committed(wire))[0] == [b'{"n":0}', b'{"n":2}', b'{"n":5}']
+async def eventually_committed(wire, count):
+    found, offset = [], 0
+    while len(found) < count:
+        part = await wire.fetch(TOPIC, offset, isolation=1)
+        if part.records:
+            found += values_of(part.records)
+            offset = DefaultRecordBatch(bytes(part.records)).next_offset
+    return found
 
 
-async def test_end_of_a_fenced_producer_fences_it_in_the_journal(gateway, wire):
-    lane = lanes_of(gateway).get(JOURNAL)
-    await wire.produce(TOPIC, opened(0, b'{"n":0}', producer_id=1))
-    await lane.end(TransactionEnd(1, 0, 1, commits=False))
-    late = await wire.produce(TOPIC, opened(1, b'{"n":1}', producer_id=1))
-    assert late.error_code == ErrorCode.invalid_producer_epoch
-    await wire.produce(TOPIC, opened(0, b'{"n":2}', producer_id=1, epoch=1))
-    await lane.end(TransactionEnd(1, 1, 1, commits=True))
-    assert (await committed(wire))[0] == [b'{"n":2}']
-
-
-async def test_our_own_readers_agree_about_transactions(gateway, wire, client):
-    lane = lanes_of(gateway).get(JOURNAL)
+async def test_our_own_readers_agree_about_transactions(wire, client):
+    producer = await Transactional(wire, "one").begin()
     for number, commits in enumerate((True, False, True)):
-        await wire.produce(TOPIC, opened(number, b'{"n":%d}' % number, producer_id=1))
-        await lane.end(TransactionEnd(1, 0, 0, commits=commits))
+        while (await producer.send(b'{"n":%d}' % number)) == ErrorCode.concurrent_transactions:
+            producer.sequence -= 1
+        await producer.end(commit=commits)
+    assert await eventually_committed(wire, 2) == [b'{"n":0}', b'{"n":2}']
     lines = [orjson.loads(line) for line in (await client.read(JOURNAL).read()).splitlines()]
     parts = [parse_uuid(line["_meta"]["uuid"]) for line in lines]
-    assert {part.producer for part in parts} == {txn_producer(1, 0)}
+    assert {part.producer for part in parts} == {txn_producer(producer.id, producer.epoch)}
     assert [part.flags for part in parts] == [Flags.CONTINUE_TXN, Flags.ACK_TXN] * 3
     assert parts[1].clock > parts[0].clock
-    assert parts[3].clock == parts[1].clock < parts[2].clock
+    assert parts[3].clock < parts[2].clock
     assert parts[5].clock > parts[4].clock > parts[2].clock
+
+
+async def test_producer_whose_name_another_took_is_fenced(wire):
+    former = await Transactional(wire, "one").begin()
+    assert await former.send(b'{"n":0}') == ErrorCode.none
+    following = await Transactional(wire, "one").begin()
+    assert await former.send_late(b'{"n":1}') == ErrorCode.producer_fenced
+    assert await following.send(b'{"n":2}') == ErrorCode.none
+    await following.end(commit=True)
+    assert await eventually_committed(wire, 1) == [b'{"n":2}']
 
 
 async def test_plain_topic_holds_no_transactions(gateway, wire):
@@ -316,15 +373,14 @@ async def test_plain_topic_holds_no_transactions(gateway, wire):
         "create_topics", 7, "CreatableTopicConfig", name="kafka.meta", value="none"
     )
     await create(wire, "plain", configs=(config,))
-    refused = await wire.produce("plain", opened(0, b"{}", producer_id=1))
+    batch = numbered(0, b"{}", transactional=True)
+    refused = await wire.produce("plain", batch, transactional_id="one")
     assert refused.error_code == ErrorCode.invalid_record
     assert (await wire.produce("plain", batch_of(b'{"a":1}'))).error_code == ErrorCode.none
     assert values_of((await wire.fetch("plain", 0)).records) == [b'{"a":1}']
 
 
 async def create(wire, name, *, configs=(), partitions=1):
-    from datetime import timedelta
-
     topic = wire.entity(
         "create_topics",
         7,

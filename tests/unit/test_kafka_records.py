@@ -149,7 +149,7 @@ def test_line_of_another_writer_is_a_record_as_it_is(values, form):
         b'{"a":1',
     ],
 )
-def test_value_that_is_no_json_object_on_a_line_is_refused_by_number(value):
+def test_value_other_than_a_json_object_on_a_line_is_refused_by_number(value):
     good = (1, None, b'{"a":1}', [])
     with pytest.raises(Refused) as refused:
         encode(Form.JSON, [good, good, (1, None, value, []), good])
