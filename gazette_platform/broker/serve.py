@@ -29,8 +29,12 @@ from gazette_platform.broker.crash.handover import (
     take_homes,
     wait_handed_over,
 )
-from gazette_platform.broker.etcd_records import own_member_key, restored_key, restoring_key
-from gazette_platform.broker.identity import read_identity
+from gazette_platform.broker.etcd_records import (
+    own_member_key,
+    read_identity,
+    restored_key,
+    restoring_key,
+)
 from gazette_platform.broker.journal.gaps import still_storing
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
@@ -56,8 +60,7 @@ from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed
 from gazette_platform.serving.process import Departure
-from gazette_platform.stores import StoreRegistry, health_check, open_store
-from gazette_platform.stores.registry import MeasuredStore
+from gazette_platform.stores import MeasuredStore, StoreRegistry, health_check, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

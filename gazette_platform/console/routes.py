@@ -6,7 +6,7 @@ scripts, styles and connections of other origins, and frames.
 | request | answers |
 |---|---|
 | ``GET /console/`` , ``/console/static/FILE`` | the pages |
-| ``GET api/journals?selector=`` | journals, as lines of JSON: lists of rows, then ``{"complete": …}`` |
+| ``GET api/journals?selector=&known=`` | journals, as lines of JSON: lists of rows, then ``{"complete": …, "revision": …}``; or only ``{"unchanged": true}`` since the revision `known` |
 | ``POST api/states`` ``{"journals": […]}`` | their first bytes, write heads and unpersisted bytes |
 | ``POST api/stores`` ``{"stores": […]}`` | their health |
 | ``GET api/journal?name=`` | its spec as YAML |
@@ -166,9 +166,10 @@ class _Console(RestRoutes):
         try:
             selector = request.query.get("selector", "")
             try:
-                is_complete = await self._calls.journals(selector, caller_metadata(request), take)
+                last = await self._calls.journals(
+                    selector, caller_metadata(request), take, known=_number(request, "known")
+                )
                 await take([])
-                last = {"complete": is_complete}
             except (GazetteError, RpcFailed) as err:
                 if isinstance(err, ClientGone):
                     raise

@@ -14,6 +14,7 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.group_types import GroupState, Join, Joined, Protocol, Sync, Synced
 from gazette_platform.kafka.live_groups import Later, group_place
+from gazette_platform.kafka.live_transactions import transaction_place
 from gazette_platform.kafka.wire import Api
 
 if TYPE_CHECKING:
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
 _CLIENT_ID_CHARS_MAX: Final = 200
 _NO_OPERATIONS: Final = -(1 << 31)
 _KEY_GROUP, _KEY_TRANSACTION = 0, 1
-
-
-def transaction_place(transactional_id: str) -> str:
-    """What the coordinator of a transactional id is computed from."""
-    return f"transaction/{transactional_id}"
 
 
 @final

@@ -133,7 +133,7 @@ class Call:
             kind: its class, such as ``MetadataResponseTopic``.
             fields: their values; ``throttle_time`` need not be given.
         """
-        return _maker(self.api.name, self.version, kind)(fields)
+        return maker(self.api.name, self.version, kind)(fields)
 
 
 @cache
@@ -142,8 +142,11 @@ def _module(name: str, version: int, kind: str) -> ModuleType:
 
 
 @cache
-def _maker(api: str, version: int, name: str) -> Callable[[dict[str, Any]], Any]:
-    entity = getattr(_module(api, version, "response"), name)
+def maker(
+    api: str, version: int, name: str, kind: str = "response"
+) -> Callable[[dict[str, Any]], Any]:
+    """Makes entities of fields, and leaves out those that the version does not have."""
+    entity = getattr(_module(api, version, kind), name)
     known = frozenset(field.name for field in dataclasses.fields(entity))
     throttled = "throttle_time" in known
 
@@ -157,7 +160,8 @@ def _maker(api: str, version: int, name: str) -> Callable[[dict[str, Any]], Any]
     return make
 
 
-def _class_of(name: str, version: int, kind: str) -> Any:
+def message_class(name: str, version: int, kind: str) -> Any:
+    """The class of a message; `kind` is ``request`` or ``response``."""
     words = name.title().replace("_", "")
     return getattr(_module(name, version, kind), f"{words}{kind.title()}")
 
@@ -180,7 +184,7 @@ def read_head(frame: bytes) -> Head:
 def read_call(api: Api, frame: bytes, peer: Peer) -> Call:
     """The call of a frame, whose version the API has. Raises: Malformed."""
     head = read_head(frame)
-    kind = _class_of(api.name, head.version, "request")
+    kind = message_class(api.name, head.version, "request")
     try:
         header, size = entity_reader(kind.__header_schema__)(frame, 0)
         request, _ = entity_reader(kind)(
@@ -210,7 +214,7 @@ def versions_answer(
 ) -> Any:
     """The answer to ApiVersions."""
     entries = tuple(
-        _maker("api_versions", version, "ApiVersion")(
+        maker("api_versions", version, "ApiVersion")(
             {
                 "api_key": api.key,
                 "min_version": api.least if api.said_least is None else api.said_least,
@@ -220,7 +224,7 @@ def versions_answer(
         for api in sorted(apis.values())
     )
     fields = {"error_code": error, "api_keys": entries}
-    return _maker("api_versions", version, "ApiVersionsResponse")(fields)
+    return maker("api_versions", version, "ApiVersionsResponse")(fields)
 
 
 def unsupported_answer(apis: Mapping[int, Api], frame: bytes) -> bytes:

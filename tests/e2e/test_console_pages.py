@@ -25,6 +25,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.labels import LabelSelector
+from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.local import LocalConsumers
 from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient
@@ -98,7 +99,8 @@ def base(server):
 @pytest.fixture
 async def browser():
     """A browser whose pages must cause no error, and name all that one can use."""
-    async with Browser(find_chromium()) as browser:
+    # The certificates of these tests are of an authority that Chromium does not know.
+    async with Browser(find_chromium(), "--ignore-certificate-errors") as browser:
         await browser.watch_errors()
         yield browser
         assert await browser.unnamed() == []
@@ -335,11 +337,19 @@ async def test_a_tail_goes_on_at_another_broker(browser, local_brokers):
     browser.errors[:] = [one for one in browser.errors if "Failed to load resource" not in one]
 
 
-async def test_a_token_is_asked_for_and_used(browser, local_brokers):
-    broker = await local_brokers.start(auth_keys=KEY)
-    async with AsyncClient(ClientConfig(address=broker.endpoint, auth_keys=KEY)) as client:
+async def test_a_token_is_asked_for_and_used(browser, local_brokers, tmp_path):
+    """Over TLS, as where tokens are worth something."""
+    authority = CertificateAuthority(tmp_path)
+    cert, key = authority.issue("broker")
+    broker = await local_brokers.start(
+        auth_keys=KEY, server_cert_file=cert, server_cert_key_file=key, peer_ca_file=authority.ca
+    )
+    config = ClientConfig(address=broker.endpoint, auth_keys=KEY, trusted_ca_file=str(authority.ca))
+    async with AsyncClient(config) as client:
         await client.apply([JournalChange(spec(name)) for name in ("ours/one", "theirs/two")])
-    await browser.open(f"http://127.0.0.1:{broker.http_port}/console/")
+        await client.append("ours/one", order(7))
+    base = f"https://127.0.0.1:{broker.http_port}/console/"
+    await browser.open(base)
     await browser.wait_for("missing or empty Authorization token", "Give a token")
     claims = Claims(Capability.LIST | Capability.READ, LabelSelector.parse("name:prefix=ours/"))
     token = KeyRing(KEY).sign(claims, now=SystemClock().now().timestamp(), lifetime_s=600)
@@ -349,6 +359,8 @@ async def test_a_token_is_asked_for_and_used(browser, local_brokers):
     await browser.press("Enter")
     await browser.wait_for("1 journal", "ours/")
     assert "theirs" not in await browser.text()
-    await browser.open(f"http://127.0.0.1:{broker.http_port}/console/#/brokers")
+    await browser.open(f"{base}#/journal?name=ours%2Fone")
+    await browser.wait_for('"id": 7', "At offset")
+    await browser.open(f"{base}#/brokers")
     await browser.wait_for("authorization is missing required APPLY capability")
     browser.errors[:] = [one for one in browser.errors if "Failed to load resource" not in one]

@@ -32,7 +32,7 @@ from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.ops.extras import required
 from gazette_platform.ops.process import settle_memory, tune_malloc, usable_cores
 from gazette_platform.serving.config import random_id
-from gazette_platform.serving.members.line import SupervisorLine
+from gazette_platform.serving.process import SupervisorLine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -328,12 +328,12 @@ def serve_processes(
 
     Raises: GazetteError: one could not start, or did not leave as it should.
     """
-    from gazette_platform.serving.members.supervisor import (  # noqa: PLC0415  one broker needs none
+    from gazette_platform.serving.process import run_server  # noqa: PLC0415
+    from gazette_platform.serving.supervisor import (  # noqa: PLC0415  one broker needs none
         Member,
         Supervision,
         Supervisor,
     )
-    from gazette_platform.serving.process import run_server  # noqa: PLC0415
 
     if config.debug_port is None:
         raise ValidationError(
