@@ -61,7 +61,7 @@ async def test_replicas_go_on_once_heads_are_reset(cluster, own_etcd_server, tmp
 
 
 async def test_heads_are_reset_after_both_spools_are_lost(cluster, own_etcd_server, tmp_path):
-    """Nothing is awaited, so nobody has to give anything up: the journal goes on after what is stored."""
+    """No broker is awaited, and none gives anything up: the journal goes on after what is stored."""
     file = tmp_path / "etcd.backup"
     brokers = [await cluster.start(id=f"broker-{each}", append_wait_s=0.5) for each in "ab"]
     async with client_of(brokers[0]) as client:
