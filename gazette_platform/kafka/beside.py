@@ -71,6 +71,8 @@ class BrokerWithKafka:
                 trusted_ca_file=path(served.peer_ca_file),
                 auth_keys=served.auth_keys,
             ),
+            auth=broker.context.auth,
+            tls=served.server_tls.server_context() if served.server_cert_file else None,
             clock=SystemClock(),
             faults=self.faults,
             broker=broker.context.process_id.name,
