@@ -23,7 +23,7 @@ from gazette_platform.consumer.application import (
     Transaction,
     TransactionPublisher,
 )
-from gazette_platform.consumer.cluster import ShardAssignment
+from gazette_platform.consumer.assignments import ShardAssignment
 from gazette_platform.consumer.protocol import Checkpoint, ReplicaStatus, ShardSpec
 from gazette_platform.consumer.runtime.run import Run
 from gazette_platform.consumer.runtime.status import Readiness

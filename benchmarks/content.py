@@ -6,8 +6,8 @@ import random
 from itertools import cycle
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.cli.gazette.demo import load_flights
 from gazette_platform.platform import tools
-from gazette_platform.platform.flights import load_flights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,12 +15,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from gazette_platform.cli.gazette.demo import FLIGHTS, journal_of, load_flights
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.platform import tools
-from gazette_platform.platform.flights import FLIGHTS, journal_of, load_flights
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.yaml_specs.journal_tree import parse_journal_tree

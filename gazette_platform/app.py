@@ -59,8 +59,7 @@ from gazette_platform.consumer.application import (
     raised_by,
     takes_batches,
 )
-from gazette_platform.consumer.process import ConsumerConfig, ConsumerProcess
-from gazette_platform.consumer.process.serve import run as run_process
+from gazette_platform.consumer.process import ConsumerConfig, ConsumerProcess, run as run_process
 from gazette_platform.errors import ApplicationFailed, GazetteError, ValidationError
 from gazette_platform.message import (
     Envelope,

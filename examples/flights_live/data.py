@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from examples.flights_live.messages import Flight, Plane
+from gazette_platform.cli.gazette.demo import load_flights
 from gazette_platform.errors import DataError
 from gazette_platform.platform import tools
-from gazette_platform.platform.flights import load_flights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from dagster import (
 )
 
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.raw.accounts import WHOLE, Time
+from gazette_platform.lake.raw.account_book import WHOLE, Time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -94,7 +94,7 @@ def journals_key(table: str) -> AssetKey:
 
 
 def table_partitions(table: str) -> DynamicPartitionsDefinition:
-    """One dynamic partition per time of the table: see `gazette_platform.lake.raw.accounts`."""
+    """One dynamic partition per time of the table: see `gazette_platform.lake.raw.account_book`."""
     return DynamicPartitionsDefinition(name=table)
 
 

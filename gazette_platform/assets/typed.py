@@ -60,7 +60,7 @@ from gazette_platform.errors import TableFenced, TypedProgressGone, TypedRolledB
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.engines.spark import prepare_environment
-from gazette_platform.lake.raw.accounts import time_of_directory
+from gazette_platform.lake.raw.account_book import time_of_directory
 from gazette_platform.lake.spec.layout import home_directory
 from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock

@@ -96,6 +96,9 @@ class BrokerConfig(ServerConfig):
     max_replication: int = 9
     """Cap on the effective replication of journals."""
 
+    max_http_tails: int = 64
+    """Live tails that one token may hold open over HTTP, or one address if there are no keys."""
+
     append_wait_s: float = 5.0
     """Seconds that an append waits for its journal to become writable; 0: fail at once.
 
@@ -141,6 +144,7 @@ class BrokerConfig(ServerConfig):
             (self.max_append_rate, 0, "max-append-rate"),
             (self.min_append_rate, 0, "min-append-rate"),
             (self.max_replication, 1, "max-replication"),
+            (self.max_http_tails, 1, "max-http-tails"),
         ):
             expect_setting(number >= least, f"broker.{flag}", f"at least {least}", number)
         for seconds, flag in (

@@ -13,14 +13,14 @@ from gazette_platform.allocator import AllocatorMetrics
 from gazette_platform.broker.spool.files import DiskPace
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.calls import CallMetrics, Tallies
-from gazette_platform.stores.registry import StoreMetrics
+from gazette_platform.stores import StoreMetrics
 
 if TYPE_CHECKING:
     import random
     from concurrent.futures import Executor
 
     from gazette_platform.broker.config import BrokerConfig
-    from gazette_platform.broker.identity import ClusterIdentity
+    from gazette_platform.broker.etcd_records import ClusterIdentity
     from gazette_platform.broker.peers import Peers
     from gazette_platform.broker.spool.home import SpoolHome
     from gazette_platform.broker.spool.leftovers import Leftovers
@@ -194,7 +194,7 @@ class BrokerMetrics:
         )
         self.spools_set_aside = self._counter(
             "gazette_platform_spools_set_aside",
-            "Files of former processes' spools whose content was set aside: others went on without it.",
+            "Files of former processes' spools that were set aside, and have content that their journals lack.",
         )
 
         self.unforeseen = Counter(

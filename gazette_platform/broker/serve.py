@@ -29,8 +29,12 @@ from gazette_platform.broker.crash.handover import (
     take_homes,
     wait_handed_over,
 )
-from gazette_platform.broker.etcd_records import own_member_key, restored_key, restoring_key
-from gazette_platform.broker.identity import read_identity
+from gazette_platform.broker.etcd_records import (
+    own_member_key,
+    read_identity,
+    restored_key,
+    restoring_key,
+)
 from gazette_platform.broker.journal.gaps import still_storing
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
@@ -56,8 +60,7 @@ from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed
 from gazette_platform.serving.process import Departure
-from gazette_platform.stores import StoreRegistry, health_check, open_store
-from gazette_platform.stores.registry import MeasuredStore
+from gazette_platform.stores import MeasuredStore, StoreRegistry, health_check, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -108,7 +111,7 @@ class Broker:
 
     Attributes:
         failed: set when it can no longer serve, with the reason in `failure`.
-        service: its RPCs, as a transport calls them, once it has started.
+        service, context, lease: its RPCs, as a transport calls them, and what it has, once it has started.
         faults: unforeseen errors that it survived.
 
     Args:
@@ -173,7 +176,7 @@ class Broker:
             faults=self.faults,
         )
         self._membership = Membership(space.state, process_id)
-        self._context = self._build(etcd, space, process_id, clock, rng)
+        self._context = self.context = self._build(etcd, space, process_id, clock, rng)
         self.metrics.stores.active.set_function(self._context.stores.__len__)
         self._stack.push_async_callback(self.tasks.close)
         self._resolver = Resolver(
@@ -200,7 +203,7 @@ class Broker:
         self._stack.push_async_callback(self._server.stop, grace_s=0.0)
         self.port = self._server.port
         await self._start_http()
-        self._lease = await etcd.grant_lease(max(1, round(config.etcd_lease_s)))
+        self._lease = self.lease = await etcd.grant_lease(max(1, round(config.etcd_lease_s)))
         try:
             # Whoever takes a home over after our process has ended may end our lease as well.
             for home in homes:
@@ -269,7 +272,7 @@ class Broker:
     def _add_routes(self, tasks: TaskGroup, router: UrlDispatcher) -> None:
         if self._pages is not None:
             self._pages(self.service, self.config, tasks, router)
-        Gateway(self.service, allow_origin=self.config.allow_origin, tasks=tasks).add_to(router)
+        Gateway(self.service, self.config, tasks).add_to(router)
 
     def _build(
         self,
@@ -279,7 +282,7 @@ class Broker:
         clock: SystemClock,
         rng: random.Random,
     ) -> BrokerContext:
-        config, metrics = self.config, self.metrics
+        config, metrics, faults = self.config, self.metrics, self.faults
         compressors = self._threads(_COMPRESS_THREADS, "compress")
         stores = StoreRegistry(
             lambda url: MeasuredStore(
@@ -290,13 +293,10 @@ class Broker:
             self.tasks,
             rng=rng,
             check=metrics.stores.checked(health_check),
-            faults=self.faults,
+            faults=faults,
         )
         guard = StoreGuard(
-            space.state,
-            allowed=config.stores_allowed,
-            file_only=config.file_only,
-            faults=self.faults,
+            space.state, allowed=config.stores_allowed, file_only=config.file_only, faults=faults
         )
         space.observe(guard.on_change)
         lister = FragmentLister(stores, check=guard.check)
@@ -309,7 +309,7 @@ class Broker:
             on_persisted=self._on_persisted,
             clock=clock,
             tasks=self.tasks,
-            faults=self.faults,
+            faults=faults,
             executor=compressors,
             directory=config.spool_dir,
         )
@@ -322,7 +322,8 @@ class Broker:
             persister=self._persister,
             spool_dir=config.spool_dir,
             executor=executor,
-            faults=self.faults,
+            clock=clock,
+            faults=faults,
             count=metrics.spools_set_aside.inc,
         )
         return BrokerContext(
@@ -343,7 +344,7 @@ class Broker:
             readers=self._threads(_READ_THREADS, "read"),
             compressors=compressors,
             tasks=self.tasks,
-            faults=self.faults,
+            faults=faults,
             metrics=metrics,
             auth=Authenticator(config.auth_keys, clock),
             membership=self._membership,
@@ -548,10 +549,7 @@ class Broker:
 
     async def _tidy_up(self) -> None:
         """Let go of what is stored, so that no journal waits for us to come back."""
-        try:
-            await self._leftovers.settle_all(is_leaving=True)
-        except EtcdError as err:
-            _log.warning("what this broker held waits for it to come back: %s", err)
+        await self._leftovers.settle_all(is_leaving=True)
 
     async def abandon(self) -> None:
         """Stop everything at once; keys in etcd end with the lease."""

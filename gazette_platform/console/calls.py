@@ -6,6 +6,7 @@ Each call carries the token of the page that asks. The broker authorizes it, jus
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import deque
@@ -56,10 +57,10 @@ M = TypeVar("M", bound="Message")
 
 
 class _Enough(NotTaken):
-    """The page has as many journals as it shows."""
+    """The page has the journals, or as many as it shows."""
 
     def __init__(self) -> None:
-        super().__init__(Code.CANCELLED, f"more than {LISTED_MAX} journals")
+        super().__init__(Code.CANCELLED, "the page has what it shows")
 
 
 @final
@@ -93,32 +94,39 @@ class BrokerCalls:
         selector: str,
         metadata: Metadata,
         take: Callable[[list[dict[str, Any]]], Awaitable[None]],
-    ) -> bool:
+        *,
+        known: int = 0,
+    ) -> dict[str, Any]:
         """List journals by name.
 
         Args:
             take: gets some of them at a time.
+            known: revision of the list that the page has; 0: it has none.
 
-        Returns: whether these are all.
+        Returns: whether these are all, and the revision of etcd; or that nothing has changed since `known`.
         Raises: RpcFailed; ValidationError: the selector is malformed. Cancellation: safe.
         """
         request = pb.ListRequest(selector=LabelSelector.parse(selector).to_pb())
         validate_list_request(request)
-        left = LISTED_MAX
+        left, revision = LISTED_MAX, 0
 
         async def send(raw: bytes) -> None:
-            nonlocal left
-            rows = [journal_row(one) for one in pb.ListResponse.FromString(raw).journals]
+            nonlocal left, revision
+            response = pb.ListResponse.FromString(raw)
+            revision = response.header.etcd.revision or revision
+            if revision == known:
+                raise _Enough
+            rows = [journal_row(one) for one in response.journals]
             await take(rows[:left])
             left -= len(rows)
             if left < 0:
                 raise _Enough
 
-        try:
+        with contextlib.suppress(_Enough):
             await self._rpcs["List"].handler(request.SerializeToString(), send, metadata)
-        except _Enough:
-            return False
-        return True
+        if revision == known:
+            return {"unchanged": True}
+        return {"complete": left >= 0, "revision": revision}
 
     async def states(self, names: Sequence[str], metadata: Metadata) -> list[dict[str, Any]]:
         """Return first byte, write head and unpersisted bytes of journals, or why they are not known.

@@ -18,7 +18,7 @@ import orjson
 
 from gazette_platform.client import ClientConfig
 from gazette_platform.consumer.client import ShardClient
-from gazette_platform.errors import GazetteError, SetupError, ValidationError
+from gazette_platform.errors import GazetteError, SetupError, TransportError, ValidationError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import LabelSet
@@ -43,6 +43,11 @@ _OUTPUT_BYTES_MAX: Final = 16 << 20
 _PIECE_BYTES: Final = 64 << 10
 _ERROR_CHARACTERS: Final = 2000
 _BEARER: Final = "Bearer "
+# What errors of a client advise, and what helps here.
+_ADVICE: Final = {
+    "check the auth token or keys": "press Token, and give one that a key of this consumer has signed",
+    "give the file of that one as trusted-ca-file": "start the broker with --broker.peer-ca-file",
+}
 _LAKE_VARIABLES: Final = ("GAZETTE_ENDPOINTS", "GAZETTE_TABLES")
 
 
@@ -60,7 +65,10 @@ class Consumers:
 
     @asynccontextmanager
     async def _client(self, address: str, metadata: Metadata) -> AsyncIterator[ShardClient]:
-        """Yield a client. Raises: ValidationError: the broker was not given this address."""
+        """Yield a client.
+
+        Raises: ValidationError: the broker was not given this address. SetupError: the consumer does not serve us.
+        """
         if address not in self.addresses:
             raise ValidationError(f"{address} is not an address of --broker.console-consumer")
         config = self._config
@@ -78,8 +86,14 @@ class Consumers:
                 cert_key_file=key,
             )
         )
-        async with client:
-            yield client
+        try:
+            async with client:
+                yield client
+        except TransportError as err:
+            text = str(err)
+            for advice, ours in _ADVICE.items():
+                text = text.replace(advice, ours)
+            raise SetupError(text) from err
 
     async def shards(self, claims: Claims, metadata: Metadata) -> list[dict[str, Any]]:
         """Return the shards of each consumer within the claims, or why they are not known. Cancellation: safe."""

@@ -6,7 +6,7 @@ scripts, styles and connections of other origins, and frames.
 | request | answers |
 |---|---|
 | ``GET /console/`` , ``/console/static/FILE`` | the pages |
-| ``GET api/journals?selector=`` | journals, as lines of JSON: lists of rows, then ``{"complete": …}`` |
+| ``GET api/journals?selector=&known=`` | journals, as lines of JSON: lists of rows, then ``{"complete": …, "revision": …}``; or only ``{"unchanged": true}`` since the revision `known` |
 | ``POST api/states`` ``{"journals": […]}`` | their first bytes, write heads and unpersisted bytes |
 | ``POST api/stores`` ``{"stores": […]}`` | their health |
 | ``GET api/journal?name=`` | its spec as YAML |
@@ -42,6 +42,7 @@ from gazette_platform.serving.http_server import (
     RestRoutes,
     caller_metadata,
     error_of,
+    outcome_status,
     written,
 )
 from gazette_platform.serving.interface import RpcFailed
@@ -165,9 +166,10 @@ class _Console(RestRoutes):
         try:
             selector = request.query.get("selector", "")
             try:
-                is_complete = await self._calls.journals(selector, caller_metadata(request), take)
+                last = await self._calls.journals(
+                    selector, caller_metadata(request), take, known=_number(request, "known")
+                )
                 await take([])
-                last = {"complete": is_complete}
             except (GazetteError, RpcFailed) as err:
                 if isinstance(err, ClientGone):
                     raise
@@ -301,7 +303,7 @@ def _refusal(err: Exception) -> web.Response:
     elif isinstance(err, ValidationError):
         status = HTTPStatus.BAD_REQUEST
     elif isinstance(err, StatusError):
-        status = HTTPStatus.CONFLICT
+        status = outcome_status(err.status)
     elif isinstance(err, TimeoutError):
         status, text = HTTPStatus.GATEWAY_TIMEOUT, "the brokers did not answer in time"
     else:

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from aiohttp.web import UrlDispatcher
 
     from gazette_platform.client import AppendService, AsyncClient
-    from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.assignments import ShardAssignment
+    from gazette_platform.consumer.peers import ConsumerPeers
     from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
     from gazette_platform.consumer.recoverylog import FsmHints, Recorder
-    from gazette_platform.consumer.service.peers import ConsumerPeers
-    from gazette_platform.consumer.service.resolver import ShardResolver
+    from gazette_platform.consumer.resolver import ShardResolver
     from gazette_platform.message import Envelope, ReplayRange
     from gazette_platform.message.framing import Unframing
     from gazette_platform.ops.clock import Clock

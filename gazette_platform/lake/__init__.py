@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gazette_platform.lake.engines.spark import running_session, start_session
     from gazette_platform.lake.engines.trino import TrinoSession
-    from gazette_platform.lake.raw.accounting import PartitionUpdate
-    from gazette_platform.lake.raw.accounts import PartitionAccount
+    from gazette_platform.lake.raw.account_book import PartitionAccount
     from gazette_platform.lake.raw.audits.audit import Audit, Auditor
     from gazette_platform.lake.raw.audits.fit import (
         FitChecker,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         missing_columns,
         without_columns,
     )
+    from gazette_platform.lake.raw.fragment_counting import PartitionUpdate
     from gazette_platform.lake.raw.listing import SweepPoint
     from gazette_platform.lake.raw.planning import JournalCursor, Limits, RegistrationCursor
     from gazette_platform.lake.raw.pruning import Look, Shrinker
@@ -90,8 +90,8 @@ __all__ = [
 _HOMES = {
     "engines.spark": "running_session start_session",
     "engines.trino": "TrinoSession",
-    "raw.accounting": "PartitionUpdate",
-    "raw.accounts": "PartitionAccount",
+    "raw.fragment_counting": "PartitionUpdate",
+    "raw.account_book": "PartitionAccount",
     "raw.audits.audit": "Audit Auditor",
     "raw.views": "ensure_views excluded_files",
     "raw.reconcile": "Finding FindingKind",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from enum import IntEnum
 
-    from gazette_platform.gotemplate.runtime import Value
+    from gazette_platform.gotemplate import Value
 
 
 ZERO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)

@@ -33,7 +33,7 @@ from gazette_platform.lake import (
     without_columns,
 )
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.raw.accounts import partition_accounts
+from gazette_platform.lake.raw.account_book import partition_accounts
 from gazette_platform.lake.raw.audits.findings import PartitionFit, partition_fit, table_finding
 from gazette_platform.lake.raw.audits.fit import is_of_spec
 from gazette_platform.lake.raw.audits.status import partition_standings

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveColumn
     from gazette_platform.lake import JournalProgress, MovedFile, SpecFolder, TableSpec
-    from gazette_platform.lake.raw.accounts import TimeAccount
+    from gazette_platform.lake.raw.account_book import TimeAccount
 
 DATA_VERSION: Final = "dagster/data_version"
 _TAG_CHARACTERS_MAX = 63

@@ -25,7 +25,7 @@ from gazette_platform.assets.raw import (
 )
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
-from gazette_platform.lake.raw.accounts import time_of
+from gazette_platform.lake.raw.account_book import time_of
 from gazette_platform.lake.raw.reconcile import Break
 from gazette_platform.ops.text import counted
 from gazette_platform.sensors.events import data_version
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake import Look, PartitionAccount, Shrinker, TableSpec
-    from gazette_platform.lake.raw.accounts import TimeAccount
+    from gazette_platform.lake.raw.account_book import TimeAccount
     from gazette_platform.sensors.events import Told
 
 # Beginnings of journals asked for in a tick.

@@ -24,7 +24,7 @@ from gazette_platform.assets.raw import (
     time_partition,
 )
 from gazette_platform.lake import PartitionAccount
-from gazette_platform.lake.raw.accounts import TimeAccount, TimeReader, fold, time_of
+from gazette_platform.lake.raw.account_book import TimeAccount, TimeReader, fold, time_of
 from gazette_platform.ops.text import counted
 from gazette_platform.sensors.events import (
     NO_CAUSE,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveColumn, HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake import JournalCursor, MovedFile, Repair, TableReport, TableSpec
-    from gazette_platform.lake.raw.accounts import Time
+    from gazette_platform.lake.raw.account_book import Time
     from gazette_platform.sensors.cursor import TickOutcome
     from gazette_platform.sensors.events import TableRows, Told
 

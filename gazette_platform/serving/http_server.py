@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
@@ -25,11 +26,11 @@ from typing_extensions import override
 
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.protocol.forms import escape_html, message_jsonpb
-from gazette_platform.serving.interface import Code, Denied, NotTaken
+from gazette_platform.serving.interface import Code, Denied, NotTaken, RpcFailed
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from aiohttp.web_protocol import RequestHandler
     from google.protobuf.message import Message
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.network import HostGuard
     from gazette_platform.ops.tasks import TaskGroup
-    from gazette_platform.serving.interface import RpcFailed
 
 
 M = TypeVar("M", bound="Message")
@@ -60,6 +60,24 @@ _CODES: Final = {
     Code.UNAVAILABLE: (14, HTTPStatus.SERVICE_UNAVAILABLE),
     Code.DATA_LOSS: (15, HTTPStatus.INTERNAL_SERVER_ERROR),
     Code.UNAUTHENTICATED: (16, HTTPStatus.UNAUTHORIZED),
+}
+# By names of the wire's statuses, for calls that have an outcome. Gazette answers 500 to all but the first three, for
+# appends to unknown journals even.
+_OUTCOMES: Final = {
+    "JOURNAL_NOT_FOUND": HTTPStatus.NOT_FOUND,
+    "INSUFFICIENT_JOURNAL_BROKERS": HTTPStatus.SERVICE_UNAVAILABLE,
+    "OFFSET_NOT_YET_AVAILABLE": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+    "SHARD_NOT_FOUND": HTTPStatus.NOT_FOUND,
+    "NO_JOURNAL_PRIMARY_BROKER": HTTPStatus.SERVICE_UNAVAILABLE,
+    "NOT_JOURNAL_PRIMARY_BROKER": HTTPStatus.SERVICE_UNAVAILABLE,
+    "NOT_JOURNAL_BROKER": HTTPStatus.SERVICE_UNAVAILABLE,
+    "FRAGMENT_STORE_UNHEALTHY": HTTPStatus.SERVICE_UNAVAILABLE,
+    "NOT_ALLOWED": HTTPStatus.FORBIDDEN,
+    "SUSPENDED": HTTPStatus.CONFLICT,
+    "INDEX_HAS_GREATER_OFFSET": HTTPStatus.CONFLICT,
+    "WRONG_APPEND_OFFSET": HTTPStatus.CONFLICT,
+    "REGISTER_MISMATCH": HTTPStatus.CONFLICT,
+    "ETCD_TRANSACTION_FAILED": HTTPStatus.CONFLICT,
 }
 INVALID_ARGUMENT: Final = _CODES[Code.INVALID_ARGUMENT]
 
@@ -95,6 +113,11 @@ def error_of(err: RpcFailed) -> tuple[int, HTTPStatus]:
     return _CODES[Code.PERMISSION_DENIED if isinstance(err, Denied) else err.code]
 
 
+def outcome_status(name: str) -> HTTPStatus:
+    """The HTTP status of an outcome other than OK, by the name of the wire's status."""
+    return _OUTCOMES.get(name, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
 def error_line(text: str, code: tuple[int, HTTPStatus]) -> bytes:
     """Return what a stream says in place of results, or after the last of them."""
     number, status = code
@@ -123,8 +146,9 @@ NOT_SERVING: Final = "starting or draining"
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of the text form of Prometheus."""
 
-# Requests under way when the port closes. Tails have ended by then, with their replicas.
-_SHUTDOWN_S = 5.0
+# Twice this for requests under way when the port closes. Those that make progress have ended by then, with their
+# replicas; a reader that takes nothing must not delay the end of the process.
+_SHUTDOWN_S = 0.5
 
 # Bytes of a body that are read ahead of the append: one read of them makes one message.
 _READ_AHEAD_BYTES = 256 << 10
@@ -137,6 +161,13 @@ _IDLE_S = 75.0
 # and gRPC and spools need theirs. Beyond, requests are refused and idle connections closed.
 _REQUESTS_MAX = 512
 _CONNECTIONS_MAX = 640
+
+# Reads under way: each may last as long as its client likes, and appends and the console need room, too.
+_READS_MAX = 448
+
+# These are answered however much is under way: a broker with many readers is ready, and its metrics
+# show how many.
+_DIAGNOSTICS: Final = frozenset({"/debug/ready", "/debug/metrics"})
 
 _SWEEP_S = 1.0
 
@@ -268,7 +299,7 @@ class HttpServer:
         if not all(value.isascii() for value in headers.values()):
             text = "a header is not ASCII\n"
             return web.Response(status=HTTPStatus.BAD_REQUEST, text=text)
-        if len(self._busy) >= _REQUESTS_MAX:
+        if len(self._busy) >= _REQUESTS_MAX and request.path not in _DIAGNOSTICS:
             text = f"{_REQUESTS_MAX} requests are under way; try again\n"
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text=text)
         host, origin = headers.get("Host", ""), headers.get("Origin", "")
@@ -389,6 +420,51 @@ def caller_metadata(request: web.Request) -> dict[str, str]:
     """What an RPC knows of its caller: the token."""
     token = request.headers.get("Authorization", "")
     return {"authorization": token} if token else {}
+
+
+@final
+class OpenReads:
+    """Bounds reads that are under way: all of them together, and by caller those that only their client ends.
+
+    A caller is a token. Without keys anyone can make one up, so it is an address then.
+
+    Args:
+        tails_max: of one caller.
+        flag: sets `tails_max`, for errors.
+        has_keys: whether tokens are verified.
+    """
+
+    def __init__(self, tails_max: int, flag: str, *, has_keys: bool) -> None:
+        self._tails_max = tails_max
+        self._flag = flag
+        self._has_keys = has_keys
+        self._tails: Counter[str] = Counter()
+        self._count = 0
+
+    @contextlib.contextmanager
+    def admitted(self, request: web.Request, *, is_tail: bool) -> Iterator[None]:
+        """Hold a place for a read. Raises: RpcFailed: RESOURCE_EXHAUSTED: too many are under way."""
+        token = request.headers.get("Authorization", "") if self._has_keys else ""
+        caller = token or request.remote or ""
+        if is_tail and self._tails[caller] >= self._tails_max:
+            who = "this token" if token else f"the address {caller}"
+            raise RpcFailed(
+                Code.RESOURCE_EXHAUSTED,
+                f"{who} has {self._tails_max} live tails open at this broker "
+                f"(close some, or raise --{self._flag})",
+            )
+        if self._count >= _READS_MAX:
+            text = f"{_READS_MAX} reads are under way at this HTTP port (try again, or ask another broker)"
+            raise RpcFailed(Code.RESOURCE_EXHAUSTED, text)
+        self._count += 1
+        self._tails[caller] += is_tail
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self._tails[caller] -= is_tail
+            if not self._tails[caller]:
+                del self._tails[caller]
 
 
 JSON_TYPE: Final = "application/json"

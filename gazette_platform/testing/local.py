@@ -9,22 +9,22 @@ import asyncio
 import contextlib
 import hashlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, final
 
 from grpc import aio  # type: ignore[import-untyped]
 
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.serve import Broker
-from gazette_platform.client import ClientConfig
 from gazette_platform.codecs import compressor
 from gazette_platform.console import add_console
-from gazette_platform.consumer.client import ShardClient
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     backup_hint_keys,
     decode_shard_spec,
     log_identity_key,
     primary_hint_key,
 )
+from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.process import ConsumerConfig, ConsumerProcess
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange
 from gazette_platform.errors import GazetteError, LeaseLost
@@ -356,7 +356,7 @@ class LocalConsumers:
             "watch_delay_s": 0.0,
             "drain_timeout_s": 20.0,
             "directory": self._folder,
-            "broker": ClientConfig(address=self.client.config.address, retry_timeout_s=None),
+            "broker": replace(self.client.config, retry_timeout_s=None),
             **wire_settings(),
         }
         process = ConsumerProcess(application, ConsumerConfig(**(defaults | settings)))
@@ -395,8 +395,8 @@ class LocalConsumers:
             await self.wait_primary(spec.id)
 
     def shard_client(self) -> ShardClient:
-        """A client of the group, through its newest process."""
-        return ShardClient(ClientConfig(address=self.processes[-1].endpoint))
+        """A client of the group, through its newest process, with keys and certificates as `client` has them."""
+        return ShardClient(replace(self.client.config, address=self.processes[-1].endpoint))
 
     async def wait_primary(self, shard: str) -> ReplicaStatus:
         """Wait until a shard has a primary that consumes.

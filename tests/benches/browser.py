@@ -90,12 +90,16 @@ def find_chromium() -> Path:
 class Browser:
     """One page of one browser process, with an empty profile. An async context manager.
 
+    Args:
+        flags: more flags of Chromium.
+
     Attributes:
         errors: of the page and its console, once `watch_errors` was called.
     """
 
-    def __init__(self, binary: Path) -> None:
+    def __init__(self, binary: Path, *flags: str) -> None:
         self._binary = binary
+        self._flags = flags
         self._profile = Path(tempfile.mkdtemp(prefix="gazette-chromium-"))
         self._process: asyncio.subprocess.Process | None = None
         self._http = aiohttp.ClientSession()
@@ -120,6 +124,7 @@ class Browser:
             self._process = await asyncio.create_subprocess_exec(
                 str(self._binary),
                 *_FLAGS,
+                *self._flags,
                 f"--user-data-dir={self._profile}",
                 "about:blank",
                 stdin=asyncio.subprocess.DEVNULL,

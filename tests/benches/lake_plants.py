@@ -6,7 +6,7 @@ from typing import Any
 
 from gazette_platform.fragment import index
 from gazette_platform.lake.raw import (
-    accounting,
+    fragment_counting,
     listing,
     planning as progress,
     pruning as shrinking,
@@ -74,8 +74,8 @@ def let_fragments_be_old() -> None:
 def count_again() -> None:
     """Counts fragments whatever accounts hold, so that each new beginning counts them again."""
     covers = PartitionState.covers
-    count: Any = accounting.Accountant._count
-    update: Any = accounting._update
+    count: Any = fragment_counting.Accountant._count
+    update: Any = fragment_counting._update
 
     def blindly(function: Any) -> Any:
         def planted(*args: Any) -> Any:
@@ -87,8 +87,8 @@ def count_again() -> None:
 
         return planted
 
-    accounting.Accountant._count = blindly(count)  # type: ignore[method-assign]
-    accounting._update = blindly(update)
+    fragment_counting.Accountant._count = blindly(count)  # type: ignore[method-assign]
+    fragment_counting._update = blindly(update)
 
 
 def hide_nothing() -> None:

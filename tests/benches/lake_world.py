@@ -22,7 +22,7 @@ from gazette_platform.lake import (
     StoreRoots,
     parse_table_spec,
 )
-from gazette_platform.lake.raw.accounts import fold
+from gazette_platform.lake.raw.account_book import fold
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.clock import SystemClock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 from types import SimpleNamespace
 
@@ -66,6 +67,7 @@ class Bench:
         self.root.mkdir()
         self.etcd, self.prefix = etcd, prefix
         self.items, self.handed, self.aside_count = {}, [], 0
+        self.clock = SystemClock()
         self._has_store = asyncio.Event()
         self.store_comes_back()
         self.homes, self.found = [], {}
@@ -103,6 +105,7 @@ class Bench:
             persister=self._persister,
             spool_dir=self.spools,
             executor=self._executor,
+            clock=self.clock,
             faults=Faults(),
             count=self.count,
         )
@@ -225,6 +228,13 @@ class Bench:
     async def settle(self, **options):
         await self.leftovers.settle(JOURNAL, **options)
         finish_closing()
+
+    def store(self, content, at=0):
+        """Put a fragment into the store, as another broker does."""
+        sum_ = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+        path = self.root / JOURNAL / f"{at:016x}-{at + len(content):016x}-{sum_}.raw"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
     @property
     def stored(self):

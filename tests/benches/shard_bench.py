@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from gazette_platform.client import AppendTicket, Change
 from gazette_platform.consumer.application import Application
-from gazette_platform.consumer.cluster import ShardAssignment
+from gazette_platform.consumer.assignments import ShardAssignment
 from gazette_platform.consumer.protocol import Checkpoint, ReplicaStatus, ShardSource, ShardSpec
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE
 from gazette_platform.consumer.runtime.replica import ShardReplica

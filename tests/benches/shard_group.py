@@ -11,24 +11,18 @@ import contextlib
 from prometheus_client import CollectorRegistry
 
 from gazette_platform.client import ClientConfig
-from gazette_platform.consumer.client import ShardClient
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     ConsumerState,
-    LocalStep,
     encode_consumer_spec,
     encode_replica_status,
     encode_shard_spec,
-    local_step,
 )
-from gazette_platform.consumer.protocol import (
-    ConsumerSpec,
-    ReplicaCode,
-    ReplicaStatus,
-    ShardSpec,
-)
-from gazette_platform.consumer.service.peers import ConsumerPeers
-from gazette_platform.consumer.service.resolver import ShardResolver
-from gazette_platform.consumer.service.shard_api import ShardApi, ShardService
+from gazette_platform.consumer.client import ShardClient
+from gazette_platform.consumer.peers import ConsumerPeers
+from gazette_platform.consumer.protocol import ConsumerSpec, ReplicaCode, ReplicaStatus, ShardSpec
+from gazette_platform.consumer.resolver import ShardResolver
+from gazette_platform.consumer.runtime.status import LocalStep, local_step
+from gazette_platform.consumer.shard_api import ShardApi, ShardService
 from gazette_platform.consumer.transaction import Progress
 from gazette_platform.errors import ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient, Put

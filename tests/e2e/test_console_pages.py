@@ -25,6 +25,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.labels import LabelSelector
+from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.local import LocalConsumers
 from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient
@@ -98,7 +99,8 @@ def base(server):
 @pytest.fixture
 async def browser():
     """A browser whose pages must cause no error, and name all that one can use."""
-    async with Browser(find_chromium()) as browser:
+    # The certificates of these tests are of an authority that Chromium does not know.
+    async with Browser(find_chromium(), "--ignore-certificate-errors") as browser:
         await browser.watch_errors()
         yield browser
         assert await browser.unnamed() == []
@@ -315,11 +317,39 @@ async def test_brokers_shards_and_tables_are_shown(browser, watched):
     ]
 
 
-async def test_a_token_is_asked_for_and_used(browser, local_brokers):
-    broker = await local_brokers.start(auth_keys=KEY)
-    async with AsyncClient(ClientConfig(address=broker.endpoint, auth_keys=KEY)) as client:
+async def test_a_tail_goes_on_at_another_broker(browser, local_brokers):
+    """At the same address, as behind a proxy."""
+    first = await local_brokers.start()
+    async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
+        await client.apply([JournalChange(spec(ORDERS))])
+        await client.append(ORDERS, order(1))
+    await browser.open(f"http://127.0.0.1:{first.http_port}/console/#/journal?name=shop%2Forders")
+    await browser.wait_for('"id": 1', "At offset")
+    await first.drain()
+    await browser.wait_for("This broker is leaving. Connecting again in")
+    await browser.wait_for("The broker does not answer. Connecting again in")
+    second = await local_brokers.start(http_port=first.http_port)
+    async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
+        await client.append(ORDERS, order(2))
+    await browser.wait_for('"id": 2', "At offset")
+    assert await browser.evaluate("document.querySelectorAll('.tail article').length") == 2
+    await browser.open("about:blank")
+    browser.errors[:] = [one for one in browser.errors if "Failed to load resource" not in one]
+
+
+async def test_a_token_is_asked_for_and_used(browser, local_brokers, tmp_path):
+    """Over TLS, as where tokens are worth something."""
+    authority = CertificateAuthority(tmp_path)
+    cert, key = authority.issue("broker")
+    broker = await local_brokers.start(
+        auth_keys=KEY, server_cert_file=cert, server_cert_key_file=key, peer_ca_file=authority.ca
+    )
+    config = ClientConfig(address=broker.endpoint, auth_keys=KEY, trusted_ca_file=str(authority.ca))
+    async with AsyncClient(config) as client:
         await client.apply([JournalChange(spec(name)) for name in ("ours/one", "theirs/two")])
-    await browser.open(f"http://127.0.0.1:{broker.http_port}/console/")
+        await client.append("ours/one", order(7))
+    base = f"https://127.0.0.1:{broker.http_port}/console/"
+    await browser.open(base)
     await browser.wait_for("missing or empty Authorization token", "Give a token")
     claims = Claims(Capability.LIST | Capability.READ, LabelSelector.parse("name:prefix=ours/"))
     token = KeyRing(KEY).sign(claims, now=SystemClock().now().timestamp(), lifetime_s=600)
@@ -329,6 +359,8 @@ async def test_a_token_is_asked_for_and_used(browser, local_brokers):
     await browser.press("Enter")
     await browser.wait_for("1 journal", "ours/")
     assert "theirs" not in await browser.text()
-    await browser.open(f"http://127.0.0.1:{broker.http_port}/console/#/brokers")
+    await browser.open(f"{base}#/journal?name=ours%2Fone")
+    await browser.wait_for('"id": 7', "At offset")
+    await browser.open(f"{base}#/brokers")
     await browser.wait_for("authorization is missing required APPLY capability")
     browser.errors[:] = [one for one in browser.errors if "Failed to load resource" not in one]

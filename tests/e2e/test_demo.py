@@ -16,11 +16,11 @@ import pytest
 from browser import Browser, find_chromium
 
 from gazette_platform import Client, ClientConfig
+from gazette_platform.cli.gazette.demo import journal_of, load_flights
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.platform import tools
 from gazette_platform.platform.dagster import children_of
-from gazette_platform.platform.flights import journal_of, load_flights
 from gazette_platform.sensors.catalog import reload_location
 from gazette_platform.testing.waiting import eventually, patient
 

@@ -11,7 +11,7 @@ import pytest
 from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.stores.registry import MeasuredStore
+from gazette_platform.stores import MeasuredStore
 from gazette_platform.testing.local import LocalBrokers, read_all
 from gazette_platform.testing.waiting import eventually, patient
 from tests.chaos.disks import SmallDisk

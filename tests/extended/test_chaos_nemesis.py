@@ -400,7 +400,7 @@ async def test_broker_that_ends_without_a_fault_is_started_and_reported(nemesis,
         "Traceback (most recent call last):\n  File ...\nRuntimeError: an unforeseen error\n",
         "gazette: error: what it cannot do without is gone\n",
         # That is not the end yet: the lease may be renewed after all.
-        "2026-01-02 03:04:05,678 WARNING gazette_platform.etcd.client: lease 7 is not renewed\n",
+        "2026-01-02 03:04:05,678 WARNING gazette_platform.etcd: lease 7 is not renewed\n",
     ],
 )
 async def test_broker_that_ends_for_another_reason_is_reported(nemesis, cluster, log):

@@ -8,7 +8,7 @@ from shard_bench import IN, NDJSON, OUT, SHARD, make_journals
 from sqlalchemy import text
 
 from gazette_platform.app import Application
-from gazette_platform.consumer.cluster import backup_hint_keys, primary_hint_key
+from gazette_platform.consumer.assignments import backup_hint_keys, primary_hint_key
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange, ShardSource, ShardSpec
 from gazette_platform.consumer.store import JSONFileStore, SQLStore, create_tables, sql_engine
 from gazette_platform.message import Flags, Mapped, Publisher, read_committed

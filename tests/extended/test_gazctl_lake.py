@@ -249,6 +249,48 @@ def test_a_table_is_flushed_listed_checked_repaired_and_read(
 @pytest.mark.hive
 @pytest.mark.trino
 @pytest.mark.timeout(400)
+def test_stored_fragments_are_registered_without_dagster(
+    platform, lake, gazctl, root, tmp_path, append, metastore
+):
+    journal, table = f"{root}/region=us", f"{DATABASE}.stored"
+    text = f"name: {table}\nselector: name={journal}\nformat: json\ncolumns: [{{name: x, type: bigint}}]\n"
+    (tmp_path / "stored.yaml").write_text(text)
+    append(journal, b'{"x": 1}\n')
+    assert lake("apply", "stored.yaml").code == 0
+    # The open fragment stays open: that is for `flush`.
+    before = lake("register", table)
+    assert (before.code, before.out.decode().partition(" (")[0]) == (
+        0,
+        f"{table}: nothing to register",
+    )
+    assert gazctl("flush", "-l", f"name={journal}").code == 0
+    done = lake("register")
+    assert (done.code, done.out.decode()) == (
+        0,
+        f"{table}: 1 row(s) more, in 1 Hive partition(s)\n",
+    )
+    again = lake("register").out.decode()
+    assert again == f"{table}: all is registered already, 1 row in 1 Hive partition\n"
+    # A metastore that lost the table gets it again.
+    with metastore.connect() as session:
+        session.drop_table(*table.split("."))
+    done = lake("register", table)
+    assert (done.code, done.out.decode()) == (
+        0,
+        f"{table}: 1 row(s) more, in 1 Hive partition(s)\n",
+    )
+    # One table with an error keeps no other one from being registered.
+    (tmp_path / "tables" / "a.yaml").write_text(text.replace(journal, "none").replace(table, "a.a"))
+    append(journal, b'{"x": 2}\n')
+    assert gazctl("flush", "-l", f"name={journal}").code == 0
+    failed = lake("register")
+    assert (failed.code, "matches no journal" in failed.err) == (1, True)
+    assert f"{table}: 1 row(s) more, in 1 Hive partition(s)\n" in failed.out.decode()
+
+
+@pytest.mark.hive
+@pytest.mark.trino
+@pytest.mark.timeout(400)
 def test_a_typed_table_is_flushed_with_its_raw_one(
     platform, lake, gazctl, root, tmp_path, append, lake_settings, monkeypatch, trino
 ):

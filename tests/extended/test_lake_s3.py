@@ -22,6 +22,8 @@ from gazette_platform.lake import (
     excluded_files,
     parse_table_spec,
 )
+from gazette_platform.lake.raw.account_book import AccountBook
+from gazette_platform.lake.raw.applying import why_doubled
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.set_aside import SetAside
 from gazette_platform.lake.reading.storage import Storage, StoreFiles, object_files
@@ -122,6 +124,13 @@ class Lake:
                 p.values[1]: (p.location, PartitionState.from_parameters(p.parameters))
                 for p in session.partitions(table)
             }
+
+    def put_state(self, hour, state):
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            (part,) = [p for p in session.partitions(table) if p.values[1] == hour]
+            found = replace(part, parameters=state.within(part.parameters))
+            session.alter_partitions(table, [found])
 
     def object(self, path):
         return self.bucket / "lake" / path
@@ -295,6 +304,68 @@ def test_a_repair_that_was_killed_is_found_again_without_a_cursor(lake, monkeypa
     assert not lake.object(f".covered/{small.content_path}~2").exists()
     findings = lake.audit(lists_objects=True).findings
     assert small.content_name not in {f.excluded for f in findings}
+
+
+def half_moved(lake, monkeypatch, findings):
+    """Kill a repair between the copy of a file and its removal."""
+    with monkeypatch.context() as patch:
+        patch.setattr(type(object_files(lake.store)), "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            lake.repair(findings)
+
+
+def killed(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_move_out_of_a_dropped_hive_partition_is_found_after_a_kill(lake, monkeypatch):
+    """The Hive partition goes between the audit and the move, and comes back with a later fragment."""
+    small = lake.append(0, 2)
+    lake.register()
+    lake.append(0, 3, hour=6)
+    lake.files.forget(small)
+    lake.register()
+    findings = lake.audit().findings
+    with lake.metastore.connect() as session:
+        table = session.table("s", "events")
+        book = AccountBook(session, table)
+        (entry,) = [each for each in book.every() if each.values[1] == "5"]
+        session.drop_partitions(table, [entry.name])
+    half_moved(lake, monkeypatch, findings)
+    lake.append(3, 4)
+    lake.register()
+    state = lake.states()["5"][1]
+    assert (state.fragments, state.rows) == (1, 1)
+    again = lake.audit().findings
+    assert [f.excluded for f in again if f.excluded == small.content_name]
+    (moved,) = lake.repair(again).moved
+    assert moved.target.startswith(f".covered/{small.content_path} of")
+    assert not lake.object(small.content_path).exists()
+    assert lake.states()["5"][1] == replace(state, moving=())
+
+
+def test_a_table_is_not_made_again_while_only_its_accounts_know_of_a_move(lake, monkeypatch):
+    small = lake.append(0, 2)
+    lake.append(2, 3)
+    lake.register()
+    lake.append(0, 3, hour=6)
+    lake.files.forget(small)
+    lake.register()
+
+    def begun():
+        with lake.metastore.connect() as session:
+            book = AccountBook(session, session.table("s", "events"))
+            stores = {JOURNAL: [lake.store]}
+            return why_doubled(book.every(), stores, lake.roots, Storage(lake.roots))
+
+    assert begun() == ""
+    half_moved(lake, monkeypatch, lake.audit().findings)
+    assert small.content_path in begun()
+    lake.repair(lake.audit().findings)
+    assert begun() == ""
+    # Killed after the move: the account names the file, and the file has gone.
+    lake.put_state("5", replace(lake.states()["5"][1], moving=(small.content_name,)))
+    assert begun() == ""
 
 
 def test_what_accounts_differ_in_is_listed_once_until_something_changes(lake, monkeypatch):

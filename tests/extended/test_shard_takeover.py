@@ -9,10 +9,10 @@ from shard_bench import SHARD, Bench, Numbered, make_journals, spec_of
 from shard_group import IDLE, ShardGroup
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.consumer.cluster import encode_replica_status
+from gazette_platform.consumer.assignments import encode_replica_status
+from gazette_platform.consumer.etcd_host import EtcdShardHost
 from gazette_platform.consumer.runtime.replica import ShardReplica
 from gazette_platform.consumer.runtime.tasks import ReplicaSettings
-from gazette_platform.consumer.service.etcd_host import EtcdShardHost
 from gazette_platform.errors import ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import assignment_key

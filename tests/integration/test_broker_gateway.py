@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
 READ_ONLY = "a/read-only"
+LEAVING = b"event: close\ndata: this broker is leaving\n\n"
 ENDLESS = "bytes {}-9223372036854775807/9223372036854775807"
 KEY = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
 
@@ -257,6 +258,29 @@ async def test_a_tail_ends_in_order_with_its_broker(client, broker, http):
         draining = asyncio.get_running_loop().create_task(broker.drain())
         assert await response.content.read() == b""
         await draining
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_events_end_with_their_broker_and_do_not_delay_it(cluster, others):
+    """Alone, or while its journal moves to another broker."""
+    leaving = await cluster.start()
+    async with AsyncClient(ClientConfig(address=leaving.endpoint)) as client:
+        await client.apply([JournalChange(spec(JOURNAL))])
+        await client.append(JOURNAL, b"one\n")
+    for _ in range(others):
+        await cluster.start()
+    base, accept = f"http://127.0.0.1:{leaving.http_port}", {"Accept": "text/event-stream"}
+    async with (
+        aiohttp.ClientSession(base) as http,
+        http.get(f"/{JOURNAL}?block=true", headers=accept) as response,
+        http.get(f"/{JOURNAL}?offset=-1&block=true", headers=accept) as at_head,
+    ):
+        await response.content.readuntil(b"data: one\n\n")
+        draining = asyncio.get_running_loop().create_task(leaving.drain())
+        async with asyncio.timeout(patient(10)):
+            assert await response.content.read() == LEAVING
+            assert (await at_head.content.read()).endswith(LEAVING)
+            await draining
 
 
 async def test_events_are_lines_and_resume_where_they_broke_off(client, http):

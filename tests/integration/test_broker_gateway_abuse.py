@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 import socket
@@ -10,7 +11,10 @@ import struct
 
 import pytest
 
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
+from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.serving import http_server as http_port
 from gazette_platform.testing.local import append, read_all
 from gazette_platform.testing.waiting import eventually, patient
@@ -23,7 +27,12 @@ JOURNAL = "a/journal"
 @pytest.fixture
 async def broker(cluster):
     broker = await cluster.start()
-    spec = JournalSpec(
+    await cluster.apply(cluster.stub(broker), spec())
+    return broker
+
+
+def spec():
+    return JournalSpec(
         JOURNAL,
         1,
         fragment=FragmentSpec(
@@ -33,8 +42,6 @@ async def broker(cluster):
             refresh_interval_ns=10**9,
         ),
     )
-    await cluster.apply(cluster.stub(broker), spec)
-    return broker
 
 
 async def answer(broker, raw):
@@ -133,6 +140,17 @@ async def test_readers_that_leave_leave_no_trace(broker, cluster, caplog):
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.parametrize("accept", [b"Accept: */*", b"Accept: text/event-stream"])
+async def test_a_reader_that_takes_nothing_does_not_delay_a_drain(broker, cluster, accept):
+    await append(cluster.stub(broker), JOURNAL, *[b"0123456789abcde\n" * (1 << 15)] * 40)
+    _, writer = await asyncio.open_connection("127.0.0.1", broker.http_port, limit=1024)
+    writer.write(request(f"GET /{JOURNAL}?block=true HTTP/1.1", accept))
+    await eventually(lambda: broker.service._read._sending_bytes > 0)
+    async with asyncio.timeout(patient(5)):
+        await broker.drain()
+    writer.close()
+
+
 # ------------------------------------------------------------------------- foreign pages
 async def test_foreign_name_that_leads_here_is_refused(broker):
     raw = f"GET /{JOURNAL} HTTP/1.1\r\nHost: evil.example:8081\r\nConnection: close\r\n\r\n"
@@ -203,10 +221,103 @@ async def test_more_requests_than_are_served_are_reported_so(broker, monkeypatch
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
     writer.write(request(f"GET /{JOURNAL}?block=true HTTP/1.1"))
     await reader.readuntil(b"\r\n\r\n")
-    code, said = await answer(broker, request("GET /debug/ready HTTP/1.1"))
+    code, said = await answer(broker, request(f"GET /{JOURNAL} HTTP/1.1"))
     assert code == 503
     assert "1 requests are under way" in said
+    await answers_meanwhile(broker)
     writer.close()
+
+
+async def answers_meanwhile(broker):
+    """Check what probes and Prometheus ask for."""
+    for path, text in (("/debug/ready", "ready"), ("/debug/metrics", "gazette_")):
+        code, said = await answer(broker, request(f"GET {path} HTTP/1.1"))
+        assert code == 200
+        assert text in said
+
+
+async def begun(broker, raw):
+    """Status of a request whose answer may go on, and what ends it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
+    writer.write(raw)
+    async with asyncio.timeout(patient(20)):
+        head = await reader.readuntil(b"\r\n\r\n")
+        said = b"" if head.startswith(b"HTTP/1.1 2") else await reader.read()
+    return int(head.split(b" ", 2)[1]), said.decode(), writer
+
+
+async def test_tails_of_one_address_leave_room_for_all_else(broker, cluster):
+    """More tails than requests are served at a time."""
+    tail = request(f"GET /{JOURNAL}?block=true HTTP/1.1", b"Accept: text/event-stream")
+    made = [await begun(broker, tail) for _ in range(520)]
+    assert [code for code, _, _ in made] == [200] * 64 + [429] * 456
+    refused = "the address 127.0.0.1 has 64 live tails open at this broker"
+    assert all(refused in said for code, said, _ in made if code == 429)
+    await answers_meanwhile(broker)
+    for path in ("/console/api/journals", f"/{JOURNAL}?offset=-1"):
+        code, _ = await answer(broker, request(f"GET {path} HTTP/1.1"))
+        assert code in {200, 416}
+    code, _, writer = await begun(broker, request(f"PUT /{JOURNAL} HTTP/1.1", b"Content-Length: 0"))
+    assert code == 204
+    for _, _, one in [*made, (0, "", writer)]:
+        one.close()
+
+    async def is_free():
+        code, _, writer = await begun(broker, tail)
+        writer.close()
+        return code == 200
+
+    await eventually(is_free)
+
+
+async def test_tails_are_counted_by_token_where_tokens_are_verified(cluster):
+    key = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
+    broker = await cluster.start(auth_keys=key, max_http_tails=2)
+    async with AsyncClient(ClientConfig(address=broker.endpoint, auth_keys=key)) as client:
+        await client.apply([JournalChange(spec())])
+        await client.append(JOURNAL, b"content")
+        now = SystemClock().now().timestamp()
+        tokens = [
+            KeyRing(key).sign(Claims(Capability.READ | Capability.LIST), now=now, lifetime_s=each)
+            for each in (600, 700)
+        ]
+        made = []
+        for token in (*tokens, *tokens, *tokens):
+            bearer = f"Authorization: Bearer {token}".encode()
+            made.append(await begun(broker, request(f"GET /{JOURNAL}?block=1 HTTP/1.1", bearer)))
+        assert [code for code, _, _ in made] == [206, 206, 206, 206, 429, 429]
+        assert "this token has 2 live tails open at this broker" in made[4][1]
+        for _, _, writer in made:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("list", b'{"watch": true}'),
+        ("read", b'{"journal": "a/journal", "block": true}'),
+    ],
+)
+async def test_watches_and_blocking_reads_of_rest_are_tails(cluster, broker, path, body):
+    tail = request(f"GET /{JOURNAL}?block=true HTTP/1.1")
+    made = [await begun(broker, tail) for _ in range(64)]
+    post = request(f"POST /v1/journals/{path} HTTP/1.1", b"Content-Length: %d" % len(body))
+    code, said, writer = await begun(broker, post + body)
+    assert code == 429
+    assert "live tails" in said
+    for _, _, one in [*made, (0, "", writer)]:
+        one.close()
+
+
+async def test_reads_leave_room_for_other_requests(broker, monkeypatch):
+    monkeypatch.setattr(http_port, "_READS_MAX", 1)
+    tail = request(f"GET /{JOURNAL}?block=true HTTP/1.1")
+    _, _, writer = await begun(broker, tail)
+    code, said, other = await begun(broker, tail)
+    assert code == 429
+    assert "1 reads are under way" in said
+    for one in (writer, other):
+        one.close()
 
 
 @pytest.mark.parametrize("accept", [b"Accept: */*", b"Accept: text/event-stream"])

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from gazette_platform.allocator import Allocator, announce
-from gazette_platform.consumer.cluster import ConsumerState, encode_shard_spec, write_status
+from gazette_platform.consumer.assignments import ConsumerState, encode_shard_spec, write_status
 from gazette_platform.consumer.protocol import ConsumerSpec, ReplicaCode, ReplicaStatus, ShardSpec
 from gazette_platform.etcd import EtcdClient, Put
 from gazette_platform.keyspace import KeySpace, item_key

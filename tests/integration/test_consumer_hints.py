@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 from shard_group import PRIMARY, shard
 
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     ConsumerState,
     encode_replica_status,
     encode_shard_spec,
     write_status,
 )
-from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
-from gazette_platform.consumer.service.etcd_host import (
+from gazette_platform.consumer.etcd_host import (
     StoredHints,
     fetch_hints,
     put_primary_hints,
     rotate_hints,
 )
+from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
 from gazette_platform.errors import DataError
 from gazette_platform.etcd import Put
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key

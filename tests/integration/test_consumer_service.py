@@ -10,10 +10,10 @@ import pytest
 from aiohttp import ClientSession, web
 from shard_group import FAILED, IDLE, PRIMARY, STANDBY, ShardGroup, shard
 
-from gazette_platform.consumer.cluster import MISSING_ID
+from gazette_platform.consumer.assignments import MISSING_ID
 from gazette_platform.consumer.protocol import ShardChange, ShardSource, ShardStatus
 from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
-from gazette_platform.consumer.service.shard_api import ShardGateway
+from gazette_platform.consumer.shard_api import ShardGateway
 from gazette_platform.errors import (
     CallFailed,
     EtcdTransactionFailed,

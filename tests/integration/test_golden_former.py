@@ -13,7 +13,7 @@ import pytest
 from golden_former import CODECS, ORDERS, PLACE, REGISTERS, SHARD, SHARDS, TypedTable, orders
 
 from gazette_platform import Client, ClientConfig
-from gazette_platform.consumer.cluster import ConsumerState
+from gazette_platform.consumer.assignments import ConsumerState
 from gazette_platform.errors import RegisterMismatch
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace

@@ -25,7 +25,7 @@ from shard_bench import (
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.consumer.application import Application, DeferToNextTransaction
-from gazette_platform.consumer.cluster import encode_replica_status
+from gazette_platform.consumer.assignments import encode_replica_status
 from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.recoverylog import FsmHints
 from gazette_platform.consumer.store import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dagster import AssetKey
 
 from gazette_platform.assets.raw import time_partition
-from gazette_platform.lake.raw.accounts import fold
+from gazette_platform.lake.raw.account_book import fold
 from gazette_platform.sensors.events import DATA_VERSION, data_version
 from tests.lake_crash.verdict import Account, Told
 

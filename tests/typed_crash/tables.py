@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gazette_platform.assets.maintenance import fence_before, maintain_typed
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.iceberg.catalog import HiveTables
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups.engines import SparkEngine
 from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
+from gazette_platform.lake.typed.runs.maintenance import fence_before, maintain_typed
 from gazette_platform.lake.typed.tables.quarantine import count_rows, settle_quarantine
 from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.ops.clock import SystemClock

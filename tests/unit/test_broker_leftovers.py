@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from gazette_platform.broker.spool import leftovers as leftovers_module
 from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.errors import EtcdError
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.testing.waiting import eventually, turns
 
@@ -23,13 +24,20 @@ def leftovers_in(spool_dir, faults=None):
         persister=None,
         spool_dir=spool_dir,
         executor=None,
+        clock=SystemClock(),
         faults=faults or Faults(),
         count=lambda _: None,
     )
 
 
+class Left(SimpleNamespace):
+    """A tenure that was found; each is its own."""
+
+    __hash__ = object.__hash__
+
+
 def left_of(journal):
-    return SimpleNamespace(tenure=SimpleNamespace(journal=journal, id="f00d"))
+    return Left(tenure=SimpleNamespace(journal=journal, id="f00d"))
 
 
 async def test_unforeseen_one_holds_up_no_other(tmp_path):

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 from gazette_platform.broker.api.listing import ListApi
-from gazette_platform.broker.identity import ClusterIdentity
+from gazette_platform.broker.etcd_records import ClusterIdentity
 from gazette_platform.etcd import KeyValue
 from gazette_platform.keyspace import BrokerState, item_key
 from gazette_platform.protocol import (

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from gazette_platform.broker.api.gateway import RestGateway
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.http_server import Origins
+from gazette_platform.serving.http_server import OpenReads, Origins
 from gazette_platform.serving.interface import Code, RpcFailed
 
 
@@ -27,7 +27,9 @@ async def ask():
 
     application = web.Application()
     service = types.SimpleNamespace(read=serve, list_journals=serve)
-    RestGateway(service, origins=Origins(())).add_to(application.router)
+    RestGateway(
+        service, origins=Origins(()), open_reads=OpenReads(9, "flag", has_keys=False)
+    ).add_to(application.router)
     async with TestClient(TestServer(application)) as client:
 
         async def ask(results):

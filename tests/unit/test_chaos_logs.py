@@ -15,7 +15,7 @@ TRACEBACK = """Traceback (most recent call last):
            ^^^^^^^^^^^
 """
 LEASE_LOST = f"""{SERVES}
-{TIME} WARNING gazette_platform.etcd.client: lease 7 is not renewed: cannot reach etcd
+{TIME} WARNING gazette_platform.etcd: lease 7 is not renewed: cannot reach etcd
 {TIME} ERROR gazette_platform.ops.tasks: task broker/lease failed: {WHY}
 {TRACEBACK}gazette_platform.errors.LeaseLost: {WHY}
 {TIME} ERROR gazette_platform.broker.serve: leaving: closing journals takes too long

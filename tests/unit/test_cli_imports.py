@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-VERBS = ("journals.append", "journals.list", "journals.prune", "journals.read", "savepoints", "sql")
+VERBS = (
+    "journals.append",
+    "journals.specs",
+    "journals.prune",
+    "journals.read",
+    "savepoints",
+    "sql",
+)
 SLOW = (
     "aiohttp",
     "boto3",
@@ -30,7 +37,7 @@ SLOW += ("gazette_platform.message", "msgspec", "pyarrow", "rich.console", "yaml
 NOT_FOR_A_QUERY = (
     "aiohttp",
     "dagster",
-    "gazette_platform.cli.gazctl.journals.list",
+    "gazette_platform.cli.gazctl.journals.specs",
     "gazette_platform.cli.gazctl.journals.read",
     "gazette_platform.hive",
     "gazette_platform.lake.inference.infer",
@@ -50,7 +57,7 @@ NOT_FOR_A_QUERY = (
 @pytest.mark.parametrize(
     ("noun", "verb", "module"),
     [
-        ("journals", "list", "journals.list"),
+        ("journals", "list", "journals.specs"),
         ("journals", "append", "journals.append"),
         ("journals", "read", "journals.read"),
         ("savepoints", "get", "savepoints"),

@@ -44,6 +44,7 @@ def told(capsys, *args):
         ["describe"],
         ["check"],
         ["flush"],
+        ["register"],
         ["list"],
         ["repair"],
         ["ddl", "--dialect", "trino"],

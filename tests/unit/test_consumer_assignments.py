@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     MISSING_ID,
     ConsumerState,
     HeldReplica,
-    LocalStep,
     ReplicaStep,
     ReplicaTask,
     check_proxy_header,
@@ -17,7 +16,6 @@ from gazette_platform.consumer.cluster import (
     encode_replica_status,
     encode_shard_spec,
     failed_status,
-    local_step,
     replica_step,
     resolve_shard,
     tasks_to_start,
@@ -29,6 +27,7 @@ from gazette_platform.consumer.protocol import (
     ShardSpec,
     ShardStatus,
 )
+from gazette_platform.consumer.runtime.status import LocalStep, local_step
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import KeyValue
 from gazette_platform.keyspace import assignment_key, item_key, member_key

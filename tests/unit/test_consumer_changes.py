@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     ConsumerState,
     encode_replica_status,
     encode_shard_spec,
 )
 from gazette_platform.consumer.protocol import ReplicaStatus, ShardSource, ShardSpec, ShardStatus
-from gazette_platform.consumer.service.shard_api import ShardChanges
+from gazette_platform.consumer.shard_api import ShardChanges
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, EtcdClient, Event, KeyValue, ResponseHeader, WatchBatch
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key, items_prefix

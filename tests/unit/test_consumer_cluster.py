@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gazette_platform.allocator import Loads, converge_item, effective_limits
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     ConsumerState,
     ShardAssignment,
     backup_hint_keys,

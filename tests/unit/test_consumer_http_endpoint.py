@@ -6,8 +6,8 @@ import pytest
 
 from gazette_platform.app import Application, ConsumerProcess
 from gazette_platform.client import ClientConfig
+from gazette_platform.consumer.peers import ConsumerPeers
 from gazette_platform.consumer.process import ConsumerConfig
-from gazette_platform.consumer.service.peers import ConsumerPeers
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import EtcdHeader, Header, ProcessId, Route
 from gazette_platform.serving.interface import NotNow

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     ConsumerState,
     HeldReplica,
     encode_replica_status,
     encode_shard_spec,
 )
-from gazette_platform.consumer.process.replicas import ShardReplicas
 from gazette_platform.consumer.protocol import ReplicaStatus, ShardSource, ShardSpec
+from gazette_platform.consumer.runtime.replicas import ShardReplicas
 from gazette_platform.etcd import EtcdClient, Event, KeyValue, ResponseHeader, WatchBatch
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key
 from gazette_platform.ops.faults import Faults

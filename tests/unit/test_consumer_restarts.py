@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     ConsumerState,
     encode_replica_status,
     encode_shard_spec,
 )
-from gazette_platform.consumer.process.replicas import Restarts
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus, ShardSource, ShardSpec
+from gazette_platform.consumer.runtime.replicas import Restarts
 from gazette_platform.errors import EtcdError, TransactionFailed
 from gazette_platform.etcd import (
     Compare,

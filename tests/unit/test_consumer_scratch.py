@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gazette_platform.consumer.process.serve import Scratch
+from gazette_platform.consumer.process import Scratch
 
 _LIVES = """
 import sys, pathlib
-from gazette_platform.consumer.process.serve import Scratch
+from gazette_platform.consumer.process import Scratch
 scratch = Scratch(pathlib.Path(sys.argv[1]))
 scratch.open()
 (scratch.path / "state").write_text("much")
@@ -83,7 +83,7 @@ def test_without_a_folder_of_its_own_files_go_where_they_went(tmp_path, what, mo
         def refuse(*_):
             raise OSError(37, "no locks available")
 
-        monkeypatch.setattr("gazette_platform.consumer.process.serve.fcntl.flock", refuse)
+        monkeypatch.setattr("gazette_platform.consumer.process.fcntl.flock", refuse)
     scratch = Scratch(parent)
     scratch.open()
     assert scratch.path == parent

@@ -34,7 +34,7 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw.accounts import partition_accounts
+from gazette_platform.lake.raw.account_book import partition_accounts
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors.audits import AuditState, _is_outgrown
 from gazette_platform.sensors.cursor import SensorCursor, pack, problem_digest, unpacked
@@ -738,7 +738,7 @@ def test_events_in_dagster_are_looked_at_again_in_slices(platform, monkeypatch):
         slices.append(list(keys))
         return partition_accounts(session, table, keys)
 
-    monkeypatch.setattr("gazette_platform.lake.raw.accounts.partition_accounts", accounts)
+    monkeypatch.setattr("gazette_platform.lake.raw.account_book.partition_accounts", accounts)
     monkeypatch.setattr("gazette_platform.sensors.reporting._LOOKED_MAX", 2)
     platform.write_spec("a")
     for hour in range(5):

@@ -41,7 +41,7 @@ MAY_SLEEP = {
 # pyproject.toml names those, and this list catches the day when another comes to exist.
 _CORE = (
     "errors ops gotemplate protocol yaml_specs etcd keyspace codecs allocator stores fragment client message "
-    "serving broker consumer console"
+    "serving broker consumer console kafka"
 )
 CONTRACTS = {
     (
@@ -54,7 +54,7 @@ CONTRACTS = {
         "allocator.flow allocator.solver "
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.config broker.spool.verdicts broker.api.gateway_messages "
         "broker.replicate.fsm "
-        "cli.gazctl.plan client.read.extents consumer.cluster consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.transaction fragment.cover_set broker.spool.head_records lake.raw.reconcile lake.engines.duckdb.names lake.reading.arrow_types lake.reading.rows lake.reading.json_columns lake.reading.sifting lake.raw.planning lake.rollups.query_analysis lake.rollups.planning lake.spec.folder lake.spec.formats "
+        "cli.gazctl.plan client.read.extents consumer.assignments consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.transaction fragment.cover_set kafka.group_types kafka.groups kafka.records kafka.sequences kafka.topic_specs kafka.topics kafka.transactions broker.spool.head_records lake.raw.reconcile lake.engines.duckdb.names lake.reading.arrow_types lake.reading.rows lake.reading.json_columns lake.reading.sifting lake.raw.planning lake.rollups.query_analysis lake.rollups.planning lake.spec.folder lake.spec.formats "
         "lake.typed.planning.rounds lake.typed.evolution lake.typed.planning.row_ranges lake.typed.iceberg_types lake.typed.planning.last_rows lake.typed.rows.parsing lake.typed.rows.placing lake.typed.planning.ranges lake.typed.planning.columnar_sequencer lake.typed.planning.screening lake.typed.planning.state lake.typed.rows.changes "
         "lake.spec.typed.columns lake.spec.typed.json_schema lake.spec.typed.spec lake.spec.types lake.spec.rules lake.raw.audits.findings "
         "message.sequencer ops.network protocol.offsets "

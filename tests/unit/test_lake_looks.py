@@ -6,7 +6,7 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from lake_world import SPEC
 
 from gazette_platform.lake import Registrar, Shrinker, StoreRoots, parse_table_spec
-from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
+from gazette_platform.lake.raw.account_book import AccountBook, adopt_journals
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.pruning import ShrinkLimits
 from gazette_platform.lake.raw.reconcile import is_emptied

@@ -11,7 +11,7 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
+from gazette_platform.lake.raw.account_book import AccountBook, adopt_journals
 from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.repair import catch_up

@@ -9,7 +9,7 @@ from gazette_platform.client.read.extents import snapshot_of
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Registrar, StoreRoots, SweepPoint, parse_table_spec
-from gazette_platform.lake.raw import accounting as accounting_module
+from gazette_platform.lake.raw import fragment_counting as counting_module
 from gazette_platform.lake.raw.audits.status import (
     JournalStanding,
     PartitionStanding,
@@ -71,7 +71,7 @@ def test_every_hole_is_known_and_counted_when_it_is_filled(files, metastore):
 
 
 def test_content_beyond_the_room_is_reported(files, metastore, monkeypatch):
-    monkeypatch.setattr(accounting_module, "RANGES_MAX", 2)
+    monkeypatch.setattr(counting_module, "RANGES_MAX", 2)
     spec = parse_table_spec(SPEC)
     registrar = Registrar(files, metastore, StoreRoots(files.roots))
     begins = [0, 20, 40]

@@ -6,7 +6,7 @@ from lake_bench import MemoryMetastore
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake import ensure_views, parse_table_spec
-from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.lake.raw.account_book import AccountBook
 from gazette_platform.lake.raw.applying import (
     HeldNow,
     drop_entries,

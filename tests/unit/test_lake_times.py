@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.lake import PartitionAccount, Registrar, StoreRoots, parse_table_spec
-from gazette_platform.lake.raw.accounts import WHOLE, Time, TimeReader, fold, time_of
+from gazette_platform.lake.raw.account_book import WHOLE, Time, TimeReader, fold, time_of
 from gazette_platform.lake.raw.partition_state import PartitionState
 
 SPEC = parse_table_spec(

@@ -14,7 +14,7 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw import accounting as accounting_module, repair as repair_module
+from gazette_platform.lake.raw import fragment_counting as counting_module, repair as repair_module
 from gazette_platform.lake.raw.audits import fit as fit_module
 from gazette_platform.lake.raw.audits.audit import Auditor
 from gazette_platform.lake.raw.audits.fit import value_scanner
@@ -42,7 +42,7 @@ class Lake:
     """A journal of lines of 9 bytes, stored as they are; reads of stored bytes are counted."""
 
     def __init__(self, tmp_path, monkeypatch):
-        for module in (content_module, accounting_module, repair_module):
+        for module in (content_module, counting_module, repair_module):
             monkeypatch.setattr(module, "COUNTED_BYTES_MIN", MIB)
         content_module.unfinished.clear()
         self.files = FragmentFiles(tmp_path / "fragments")

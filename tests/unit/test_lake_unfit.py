@@ -10,8 +10,8 @@ from gazette_platform.lake.raw import partition_state
 from gazette_platform.lake.raw.audits.findings import PartitionFit, partition_fit, table_finding
 from gazette_platform.lake.raw.audits.fit import audit_content, value_scanner
 from gazette_platform.lake.raw.audits.status import table_standing
-from gazette_platform.lake.raw.counting import Recount
 from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.recount import Recount
 from gazette_platform.lake.raw.set_aside import SetAside
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.lake.spec.rules import Threshold, UnfitFragment, verdict

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gazette_platform.ops.process import LoopWatch
+from gazette_platform.ops.tasks import LoopWatch
 from gazette_platform.testing.waiting import block_for, eventually, turns
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gazette_platform.lake.rollups.queries import Query, QueryFaults
 from gazette_platform.lake.rollups.query_analysis import query_faults
 from gazette_platform.lake.rollups.query_process import query_faults_apart
+from gazette_platform.lake.rollups.spec import Query, QueryFaults
 from gazette_platform.testing.waiting import patient
 
 FLIGHTS = ("origin", "dest", "dep_delay", "year", "info", "stops")

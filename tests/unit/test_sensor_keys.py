@@ -9,7 +9,7 @@ from gazette_platform.assets.raw import (
     time_partition,
 )
 from gazette_platform.lake import PartitionAccount, PartitionColumn, partition_key
-from gazette_platform.lake.raw.accounts import WHOLE, Time, time_of
+from gazette_platform.lake.raw.account_book import WHOLE, Time, time_of
 from gazette_platform.lake.raw.partition_state import PartitionState
 
 NAMES = st.lists(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), min_size=1, max_size=4, unique=True)

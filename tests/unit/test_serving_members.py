@@ -11,8 +11,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gazette_platform.errors import SetupError
-from gazette_platform.serving.members.line import SupervisorLine
-from gazette_platform.serving.members.supervisor import Totals, named_line
+from gazette_platform.serving.process import SupervisorLine
+from gazette_platform.serving.supervisor import Totals, named_line
 
 
 class Process:

@@ -15,7 +15,7 @@ import pytest
 
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.serving.members.supervisor import Member, Supervision, Supervisor
+from gazette_platform.serving.supervisor import Member, Supervision, Supervisor
 from gazette_platform.testing.waiting import eventually, patient
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ async def test_a_process_that_fails_while_it_leaves_is_named(tmp_path):
 async def test_a_process_that_does_not_leave_is_killed_when_it_hurries(
     tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr("gazette_platform.serving.members.supervisor.HURRIED_S", 0.1)
+    monkeypatch.setattr("gazette_platform.serving.supervisor.HURRIED_S", 0.1)
     async with running(tmp_path, b"stays", b"a") as supervisor:
         leaving = TaskGroup("test").spawn(supervisor.drain())
         await eventually(lambda: list(supervisor._running) == ["m-0"])
@@ -171,7 +171,7 @@ async def test_a_process_that_does_not_answer_is_left_out_of_the_page(tmp_path, 
     async with running(tmp_path, b"a", b"b") as supervisor:
         stopped = supervisor._running["m-1"]._popen
         os.kill(stopped.pid, signal.SIGSTOP)
-        monkeypatch.setattr("gazette_platform.serving.members.supervisor._PAGE_S", 0.2)
+        monkeypatch.setattr("gazette_platform.serving.supervisor._PAGE_S", 0.2)
         status, page = await asked(supervisor, "metrics")
         assert (status, page.endswith("n_total 2.0\n")) == (200, True)
         os.kill(stopped.pid, signal.SIGCONT)

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from gazette_platform.errors import ObjectNotFound, StoreUnavailable
 from gazette_platform.protocol import parse_store_url
+from gazette_platform.stores import MeasuredStore, StoreMetrics
 from gazette_platform.stores.fs import FileStore
 from gazette_platform.stores.interface import put_bytes
-from gazette_platform.stores.registry import MeasuredStore, StoreMetrics
 from gazette_platform.testing.store_conformance import StoreConformance, listing, read_all
 
 URL = "file:///"

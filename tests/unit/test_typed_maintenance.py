@@ -8,17 +8,17 @@ import pytest
 from typed_files import write_rows
 from typed_world import JOURNAL, Held, World, numbers, publish
 
-from gazette_platform.assets.maintenance import (
-    ORPHANS_S,
-    fence_before,
-    keeping_s,
-    maintain_typed,
-)
 from gazette_platform.errors import TableFenced, TypedRolledBack
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.iceberg.publishing import QUARANTINE, RUN, progress_of, summary_of
 from gazette_platform.lake.iceberg.snapshots import RETAINED_S
 from gazette_platform.lake.typed.runs.amending import LATE_S
+from gazette_platform.lake.typed.runs.maintenance import (
+    ORPHANS_S,
+    fence_before,
+    keeping_s,
+    maintain_typed,
+)
 from gazette_platform.lake.typed.tables.progress import measures, read_progress
 from gazette_platform.lake.typed.tables.quarantine import (
     quarantined_rows,

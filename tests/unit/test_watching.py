@@ -9,7 +9,7 @@ import yaml
 
 from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.cli.gazctl.lake.list import prometheus_text
-from gazette_platform.consumer.process.replicas import ConsumerMetrics
+from gazette_platform.consumer.runtime.replicas import ConsumerMetrics
 from tools import gen_dashboards
 
 ROOT = Path(__file__).resolve().parents[2]

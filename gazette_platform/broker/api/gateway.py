@@ -29,10 +29,8 @@ from gazette_platform.broker.api.gateway_messages import (
     ReadQuery,
     append_headers,
     content_range,
-    failure_status,
     journal_of,
     read_headers,
-    status_code,
 )
 from gazette_platform.errors import DataError, ValidationError, status_error
 from gazette_platform.protocol import (
@@ -48,12 +46,14 @@ from gazette_platform.serving.http_server import (
     INVALID_ARGUMENT,
     JSON_TYPE,
     ClientGone,
+    OpenReads,
     Origins,
     RestRoutes,
     bid_go_on,
     caller_metadata,
     error_line,
     error_of,
+    outcome_status,
     parse_request,
     result_line,
     written,
@@ -63,8 +63,7 @@ from gazette_platform.serving.interface import Code, ContentSource, NotTaken, Rp
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from google.protobuf.message import Message
-
+    from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.serving.interface import ClientStream, Send, ServerStream
 
@@ -87,6 +86,11 @@ class Service(Protocol):
         """Serves List."""
         ...
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it ends the streams that would otherwise last for ever."""
+        ...
+
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +102,7 @@ _BINARY = "application/octet-stream"
 _KEEPALIVE_S = 15.0
 
 _BROKER_ENDED = "broker terminated RPC"
+_LEAVING = "this broker is leaving"
 
 
 @final
@@ -105,16 +110,19 @@ class Gateway:
     """Serves journals over HTTP.
 
     Args:
-        allow_origin: origins whose pages may use it; ``*`` among them: all.
+        config: names the origins whose pages may use it, and bounds live tails.
         tasks: owns the keepalive of open event streams.
     """
 
-    def __init__(
-        self, service: Service, *, allow_origin: tuple[str, ...], tasks: TaskGroup
-    ) -> None:
+    def __init__(self, service: Service, config: BrokerConfig, tasks: TaskGroup) -> None:
         self._service = service
-        self._origins = Origins(allow_origin)
-        self._rest = RestGateway(service, origins=self._origins)
+        self._origins = Origins(config.allow_origin)
+        self._open_reads = OpenReads(
+            config.max_http_tails,
+            "broker.max-http-tails",
+            has_keys=bool(config.auth_keys.strip()),
+        )
+        self._rest = RestGateway(service, origins=self._origins, open_reads=self._open_reads)
         self._tasks = tasks
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -138,7 +146,7 @@ class Gateway:
         except ValidationError as err:
             return _refusal(HTTPStatus.BAD_REQUEST, str(err), headers)
         except RpcFailed as err:
-            code = failure_status(err)
+            code = error_of(err)[1]
             if code == HTTPStatus.UNAUTHORIZED:
                 headers["WWW-Authenticate"] = "Bearer"
             return _refusal(code, err.text, headers)
@@ -190,7 +198,10 @@ class Gateway:
         message.offset, message.block, message.metadata_only = begin.offset, query.block, False
         raw = message.SerializeToString()
         contents = _Contents(lambda send: self._service.read(raw, send, metadata), begin.offset)
-        with contextlib.suppress(ConnectionError, ClientGone):
+        with (
+            contextlib.suppress(ConnectionError, ClientGone),
+            self._open_reads.admitted(request, is_tail=query.block),
+        ):
             if sends_events:
                 return await self._send_events(request, headers, contents)
             return await _send_body(request, headers, contents)
@@ -233,7 +244,8 @@ class Gateway:
             await contents.write_to(write)
         finally:
             keepalive.cancel()  # nothing may be written after the end
-        await response.write(stream.close(contents.close_error, is_at_end=contents.is_at_end))
+        why = _LEAVING if self._service.is_leaving else contents.close_error
+        await response.write(stream.close(why, is_at_end=contents.is_at_end))
         await response.write_eof()
         return response
 
@@ -374,7 +386,7 @@ def _resumed(request: web.Request, offset: int) -> int:
 def _outcome(status: int, journal: str, detail: str, headers: dict[str, str]) -> web.Response:
     found = Status.from_wire(status)
     error = status_error(found.name, detail, journal=strip_meta(journal))
-    return _refusal(status_code(found), str(error), headers)
+    return _refusal(outcome_status(found.name), str(error), headers)
 
 
 def _refusal(code: int, text: str, headers: dict[str, str]) -> web.Response:
@@ -395,8 +407,9 @@ class _Method:
 class RestGateway(RestRoutes):
     """Serves ``POST /v1/journals/list`` and ``POST /v1/journals/read``."""
 
-    def __init__(self, service: Service, *, origins: Origins) -> None:
+    def __init__(self, service: Service, *, origins: Origins, open_reads: OpenReads) -> None:
         super().__init__(origins)
+        self._open_reads = open_reads
         self._methods = {
             "list": _Method(
                 service.list_journals, pb.ListRequest, validate_list_request, pb.ListResponse
@@ -429,10 +442,11 @@ class RestGateway(RestRoutes):
         return self.answer(request, error_line(text, code), code[1])
 
     async def _stream(
-        self, method: _Method, request: web.Request, message: Message
+        self, method: _Method, request: web.Request, message: pb.ListRequest | pb.ReadRequest
     ) -> web.StreamResponse:
         """Write each response as a line."""
         headers = {"Content-Type": JSON_TYPE, **self._origins.headers(request)}
+        is_tail = message.watch if isinstance(message, pb.ListRequest) else message.block
         response = web.StreamResponse(headers=headers)
 
         async def take(raw: bytes) -> None:
@@ -446,7 +460,8 @@ class RestGateway(RestRoutes):
 
         try:
             try:
-                await method.serve(message.SerializeToString(), take, caller_metadata(request))
+                with self._open_reads.admitted(request, is_tail=is_tail):
+                    await method.serve(message.SerializeToString(), take, caller_metadata(request))
             except ClientGone:
                 raise
             except RpcFailed as err:

@@ -73,12 +73,12 @@ class ListApi:
         self._resolver = resolver
         self._state = context.space.state
         self._changed = asyncio.Event()
-        self._is_stopping = False
+        self.is_stopping = False
         context.space.observe(self._wake)
 
     def stop_watches(self) -> None:
         """End open watches without an error, so that their clients turn to another broker."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._wake()
 
     def _wake(self) -> None:
@@ -106,8 +106,7 @@ class ListApi:
         while True:
             changed = self._changed
             header = Header(self._resolver.process_id, Route(), space.header)
-            found = await self._matching(matchers)
-            newest = max((item.mod_revision for _, item in found), default=0)
+            found, newest = await self._matching(matchers)
             if last != (len(found), newest):
                 last = (len(found), newest)
                 await self._send_snapshot(header, found, send)
@@ -116,22 +115,25 @@ class ListApi:
             if not request.watch:
                 return
             await changed.wait()
-            if self._is_stopping:
+            if self.is_stopping:
                 return
 
-    async def _matching(self, matchers: list[SelectorMatcher]) -> list[tuple[str, Item]]:
-        """The selected journals as of now, by name. Gives other work its turns meanwhile."""
+    async def _matching(
+        self, matchers: list[SelectorMatcher]
+    ) -> tuple[list[tuple[str, Item]], int]:
+        """The selected journals as of now, by name, and their newest revision. Other work goes on meanwhile."""
         names, items = list(self._state.journals), dict(self._state.items)
-        if not matchers:
-            return [(name, items[name]) for name in names]
-        found, turns = [], Turns()
+        found, newest, turns = [], 0, Turns()
         for name in names:
             await turns.take()
             item = items[name]
-            labels = (*item.spec.labels, Label("name", name))
-            if all(matcher.matches(labels) for matcher in matchers):
-                found.append((name, item))
-        return found
+            if matchers:
+                labels = (*item.spec.labels, Label("name", name))
+                if not all(matcher.matches(labels) for matcher in matchers):
+                    continue
+            found.append((name, item))
+            newest = max(newest, item.mod_revision)
+        return found, newest
 
     async def _send_snapshot(
         self, header: Header, found: list[tuple[str, Item]], send: Send

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Self, final
@@ -31,12 +32,14 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Executor
 
     from gazette_platform.broker.api.routing import Proxy
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
+    from gazette_platform.broker.spool.comparison import Compared
     from gazette_platform.fragment.index import LocalFile
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.interface import Send
@@ -92,6 +95,39 @@ class ReadApi:
         else:
             response = pb.ReadResponse(status=found.status.value)  # type: ignore[arg-type]
             await send(resolution.header_field + response.SerializeToString())
+
+    async def compare(
+        self, journal: str, compared: Compared, end: int, read: Callable[[int, int], bytes]
+    ) -> None:
+        """Compare what is served of a journal with a copy of it, from `compared.at` up to `end`.
+
+        Args:
+            compared: changed by this: up to where both are the same, and whether they differ there.
+            read: reads bytes [at, to) of the copy, in a thread.
+
+        Raises: RpcFailed: content cannot be read.
+        Cancellation: safe; `compared` says how far it came.
+        """
+
+        async def take(raw: bytes) -> None:
+            response = pb.ReadResponse.FromString(raw)
+            content = response.content
+            if not content:
+                return
+            if response.offset != compared.at:
+                raise _Done  # the journal goes on after a gap
+            to = compared.at + len(content)
+            loop = asyncio.get_running_loop()
+            copy = await loop.run_in_executor(self._context.readers, read, compared.at, to)
+            same = _common_length(content, copy)
+            compared.at += same
+            if same < len(content):
+                compared.is_different = True
+                raise _Done
+
+        request = pb.ReadRequest(journal=journal, offset=compared.at, end_offset=end)
+        with contextlib.suppress(_Done):
+            await self.read(request.SerializeToString(), take)
 
     async def _query(
         self, request: pb.ReadRequest, replica: Replica, offset: int
@@ -385,6 +421,22 @@ class ReadApi:
                     return
             steps.finish()
             await part.finish()
+
+
+class _Done(Exception):
+    """No more content needs to be compared."""
+
+
+def _common_length(one: bytes, other: bytes) -> int:
+    """The length of the longest common beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 @final

@@ -306,6 +306,7 @@ class BrokerService:
         self._proxy = proxy = Proxy(context, resolver)
         self._list = listing = ListApi(context, resolver)
         self._read = ReadApi(context, resolver, proxy)
+        context.leftovers.compare_with(self._read.compare)
         fragments, admin = FragmentsApi(context, resolver, proxy), AdminApi(context, resolver)
         replicate, heads = ReplicateApi(resolver), ResetHeadApi(context, resolver)
         can = Capability
@@ -372,6 +373,11 @@ class BrokerService:
             "primaries": sum(replica.is_primary for replica in replicas),
             "lease_left_s": context.membership.lease_left_s,
         }
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it ends the streams that would otherwise last for ever."""
+        return self._list.is_stopping
 
     def stop_watches(self) -> None:
         """End the streams that would otherwise last for ever."""

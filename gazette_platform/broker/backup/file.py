@@ -47,7 +47,7 @@ _LINE_BYTES_MAX: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster of brokers in a backup, and how its clients and spools know it; see `broker.identity`."""
+    """A cluster of brokers in a backup, and how its clients and spools know it; see `ClusterIdentity`."""
 
     prefix: str
     history: str

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.epochs import EpochRecord
-    from gazette_platform.broker.identity import ClusterIdentity
+    from gazette_platform.broker.etcd_records import ClusterIdentity
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.spool.leftovers import Leftovers
     from gazette_platform.etcd import EtcdClient, KeyValue, Lease

@@ -27,6 +27,7 @@ from gazette_platform.broker.etcd_records import (
     read_record,
     write_record,
 )
+from gazette_platform.broker.spool.comparison import Comparison
 from gazette_platform.broker.spool.files import CompletedSpool, finish_closing, remove_fragment
 from gazette_platform.broker.spool.recovery import set_aside
 from gazette_platform.broker.spool.verdicts import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.broker.epochs import EpochRecord
+    from gazette_platform.broker.spool.comparison import Compare, Resolution
     from gazette_platform.broker.spool.persister import Persister
     from gazette_platform.broker.spool.recovery import (
         OtherHomes,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.spool.verdicts import Verdict
     from gazette_platform.etcd import EtcdClient, RangeResult
     from gazette_platform.keyspace import BrokerState, KeySpace
+    from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.protocol import Fragment, LabelSet
 
@@ -77,6 +80,7 @@ _STORE_S = 5.0
 _RECORD_TRIES = 5
 
 _NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
+_SERVED = "the journal has the same bytes, but no store has them yet"
 _OTHERS = "the store has other content at its offsets"
 _COPIED = "it is of a copied folder, and the one that was copied may have gone on since"
 
@@ -107,8 +111,9 @@ class Leftovers:
         persister: stores what belongs to journals.
         spool_dir: below which content is set aside.
         executor: threads for files.
+        clock: for how long content is compared with what its journal has.
         faults: counts unforeseen errors.
-        count: called with how many fragments were set aside.
+        count: called with how many fragments were set aside that their journals do not have.
     """
 
     def __init__(
@@ -121,6 +126,7 @@ class Leftovers:
         persister: Persister,
         spool_dir: Path,
         executor: Executor,
+        clock: Clock,
         faults: Faults,
         count: Callable[[int], None],
     ) -> None:
@@ -140,11 +146,16 @@ class Leftovers:
         # What the persister has of each tenure; copies have the same id.
         self._storing: dict[RecoveredTenure, list[CompletedSpool]] = {}
         self._saved: set[RecoveredTenure] = set()  # what they lack is reported, and set aside
+        self._comparison = Comparison(clock=clock, persister=persister, spool_dir=spool_dir)
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
         """Number of journals with such tenures."""
         return len(self._found)
+
+    def compare_with(self, compare: Compare) -> None:
+        """Compare content that others went on without with what its journal has, before it is set aside."""
+        self._comparison.compare = compare
 
     def add(self, found: RecoveredTenure) -> None:
         """Look after a tenure from now on."""
@@ -163,15 +174,21 @@ class Leftovers:
         """Whether such a tenure has content of a journal that may be in no store.
 
         A shorter copy of a tenure has nothing that the furthest one does not have. What is in a copied
-        home is stored only if an operator asks for it.
+        home is stored only if an operator asks for it, and what others went on without is not stored.
         """
         found = self._found.get(journal, [])
         evidence = [_evidence(one) for one in found]
+        compares = self._comparison.has
         return any(
-            ((one.fragments and not one.is_copied) or one in self._storing)
+            ((one.fragments and not one.is_copied and not compares(one)) or one in self._storing)
             and is_furthest(evidence, number, self._used(journal))
             for number, one in enumerate(found)
         )
+
+    def end_of(self, journal: str) -> int:
+        """How far content goes that a reset would store of a journal; 0: there is none, or only in copied homes."""
+        found = [one for one in self._found.get(journal, []) if not one.is_copied]
+        return max((one.state.end for each in found for one in each.fragments), default=0)
 
     async def take(
         self, journal: str, create_revision: int, stored_end: Callable[[], Awaitable[int]]
@@ -204,7 +221,9 @@ class Leftovers:
             # No record of this spec: the journal is new, or etcd lost its data and the specs were
             # applied again. In the latter case the spool may be all that is left of it.
             is_new = is_unknown(record, create_revision)
-            if is_new and any(one.is_older_than_etcd for one in evidence):
+            # After a restore another broker may have a spool that went further. A reset stores that first.
+            is_restored = record is not None and record.is_restored
+            if is_new and not is_restored and any(one.is_older_than_etcd for one in evidence):
                 # Only now, since it waits for the listing of the store, which may be away for long.
                 number = continuation(evidence, stored_end=await stored_end())
                 ours = await read_own_members(self._etcd, self._prefix)  # that took a while
@@ -281,7 +300,8 @@ class Leftovers:
 
         Cancellation: safe.
         """
-        names = list(self._found)
+        is_due = self._comparison.is_due
+        names = [name for name, found in self._found.items() if any(map(is_due, found))]
         if len(names) > _ONE_BY_ONE_MAX and not is_leaving:
             # The records may have changed by the time that we act. That does no harm: a tenure that is
             # no holder never becomes one again, and `settle` reads the record once more.
@@ -306,6 +326,7 @@ class Leftovers:
                 await self.settle(journal, is_leaving=is_leaving)
 
         _ = await side_by_side(settle, names, at_a_time=_AT_A_TIME)
+        self._comparison.report()
 
     async def settle(
         self, journal: str, *, is_leaving: bool = False, is_given_up: bool = False
@@ -336,10 +357,9 @@ class Leftovers:
             return False
         is_any_settled = False
         pairs = zip(found, verdicts, strict=False)
-        # What an original has counts before what copies have.
-        # Both may have content at the same offsets, and what is stored first is what others are
-        # compared with.
-        for one, verdict in sorted(pairs, key=lambda pair: pair[0].is_copied):
+        # What an original has counts before what copies have, and the furthest before the others: they may have
+        # content at the same offsets, and what is stored first is what the rest is compared with.
+        for one, verdict in sorted(pairs, key=lambda pair: (pair[0].is_copied, -pair[0].end)):
             try:
                 is_settled = await self._carry_out(one, verdict, is_given_up=is_given_up)
             except (GazetteError, OSError) as err:
@@ -354,6 +374,7 @@ class Leftovers:
 
     def _remove(self, journal: str, found: RecoveredTenure) -> None:
         self._saved.discard(found)
+        self._comparison.forget(found)
         self._storing.pop(found, None)  # a replica may take it while the persister has its content
         left = [one for one in self._found.get(journal, []) if one is not found]
         if left:
@@ -422,7 +443,7 @@ class Leftovers:
                 await run_in(self._executor, self._remove_torn, found)
                 is_over = await self._store(found, verdict.valid_to)
                 if is_over:
-                    await run_in(self._executor, self._set_rest_aside, found)
+                    is_over = await self._resolve_rest(found, verdict.valid_to)
         if not is_over:
             return False
         # One that was just let go of is forgotten in a thread, and who leaves looks but once.
@@ -494,6 +515,11 @@ class Leftovers:
             raise StoreUnavailable("the store does not have what another spool knows yet")
         stored = await self._persister.listed(tenure.journal, tenure.create_revision)
         contradicting = await run_in(self._executor, _contradicting, found, stored)
+        for one in found.fragments:
+            # Readers take a stored fragment that goes further, so these bytes would be in the store, and never be read.
+            is_covered = one not in contradicting and stored.covers(one.state.begin, one.state.end)
+            if is_covered and await self._comparison.differs(tenure.journal, one):
+                contradicting.append(one)
         if contradicting:
             await run_in(self._executor, self._set_fragments_aside, found, contradicting, _OTHERS)
 
@@ -588,7 +614,36 @@ class Leftovers:
             return following is not None
         return await write_record(self._etcd, self._prefix, tenure.journal, following, mod_revision)
 
+    async def _resolve_rest(self, found: RecoveredTenure, valid_to: int) -> bool:
+        """Set content aside that others went on without, if the journal does not have it.
+
+        Args:
+            valid_to: where others went on, by etcd; 0: it does not say.
+
+        Returns: False: what the journal has is not known yet. Raises: OSError: it stays.
+        """
+        tenure = found.tenure
+        item = self._space.state.items.get(tenure.journal)
+        is_of_journal = item is not None and item.create_revision == tenure.create_revision
+        if found.is_copied or not is_of_journal or not found.fragments:
+            await run_in(self._executor, self._set_rest_aside, found)
+            return True
+        # Brokers of Gazette record nothing. What only they have now comes to the store later.
+        resolution = await self._comparison.resolve(found, waits=valid_to == 0)
+        if resolution is not None:
+            await run_in(self._executor, self._dispose, found, resolution)
+        return resolution is not None
+
     # ----------------------------------------------------------------------------- set aside
+    def _dispose(self, found: RecoveredTenure, resolution: Resolution) -> None:
+        """Do with the rest of a tenure what follows from a comparison. Raises: OSError: it stays."""
+        if resolution.lacking:
+            lacking = [one for one, _ in resolution.lacking]
+            begin = resolution.lacking[0][1]
+            self._set_fragments_aside(found, lacking, _NOT_THE_JOURNALS, lost_from=begin)
+        self._set_fragments_aside(found, resolution.served, _SERVED, is_lost=False)
+        found.release()  # what stores have
+
     def _set_torn_aside(self, found: RecoveredTenure) -> None:
         """Give files that differ from their records a second name. Raises: OSError."""
         for one in found.torn:
@@ -611,30 +666,50 @@ class Leftovers:
         self._set_fragments_aside(found, found.fragments, why)
 
     def _set_fragments_aside(
-        self, found: RecoveredTenure, fragments: list[RecoveredFragment], why: str
+        self,
+        found: RecoveredTenure,
+        fragments: list[RecoveredFragment],
+        why: str,
+        *,
+        lost_from: int | None = None,
+        is_lost: bool = True,
     ) -> None:
         """Set some fragments of a tenure aside, and forget them. Raises: OSError: they stay."""
         paths = [found.tenure.path(one.file.ordinal, "content") for one in fragments]
         spans = [(one.state.begin, one.state.end) for one in fragments]
-        self._aside(found, paths, spans, why)
+        self._aside(found, paths, spans, why, lost_from=lost_from, is_lost=is_lost)
         found.fragments = [one for one in found.fragments if one not in fragments]
         for one in fragments:
             one.file.release()
 
     def _aside(
-        self, found: RecoveredTenure, paths: list[Path], spans: list[tuple[int, int]], why: str
+        self,
+        found: RecoveredTenure,
+        paths: list[Path],
+        spans: list[tuple[int, int]],
+        why: str,
+        *,
+        lost_from: int | None = None,
+        is_lost: bool = True,
     ) -> None:
-        """Set files aside, and log it in one line, however many they are. Raises: OSError: call again."""
+        """Set files aside, and log it in one line, however many they are.
+
+        Args:
+            lost_from: where the content begins that the journal does not have; None: at the first file.
+            is_lost: whether there is such content: else it is neither counted nor logged.
+
+        Raises: OSError: call again.
+        """
         descriptions = [
             set_aside(self._spool_dir, found, path, begin=begin, end=end, why=why)
             for path, (begin, end) in zip(paths, spans, strict=True)
         ]
-        self._count(len(descriptions))
-        if descriptions:
+        if descriptions and is_lost:
+            self._count(len(descriptions))
             _log.warning(
                 "%s: content [%d, %d) of a spool of broker %s is set aside, since %s: see %s%s",
                 found.tenure.journal,
-                spans[0][0],
+                spans[0][0] if lost_from is None else lost_from,
                 spans[-1][1],
                 found.process,
                 why,

@@ -28,11 +28,12 @@ app = typer.Typer(
         __name__,
         {
             "sql": "sql:app",
-            "attach-uuids": "attach_uuids:attach_uuids",
+            "attach-uuids": "journals.append_input:attach_uuids",
             "journals": "journals:app",
             "shards": "shards:app",
             "savepoints": "savepoints:app",
             "lake": "lake:app",
+            "kafka": "kafka:app",
         },
     ),
     help="Work with the journals of Gazette-compatible brokers.",

@@ -41,7 +41,8 @@ class CommonOptionsGroup(TyperGroup):
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Move the group's options to the front, and parse."""
         known = {option for param in self.params for option in param.opts}
-        names = known & {f"--{name}" for name in (*CONNECTION_VARIABLES, *CONSUMER_VARIABLES)}
+        shared = {f"--{name}" for name in (*CONNECTION_VARIABLES, *CONSUMER_VARIABLES)}
+        names = {option for option in known if option in shared or option.startswith("--kafka.")}
         front: list[str] = []
         back: list[str] = []
         rest = iter(args)

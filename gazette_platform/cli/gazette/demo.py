@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import functools
+import io
 import json
 import os
 import shutil
 import signal
 import tempfile
 import time
+import zipfile
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from gazette_platform.client import AsyncClient, ClientConfig, lines
-from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.errors import DataError, LakeError, SetupError
 from gazette_platform.lake.engines.spark import running_session
 from gazette_platform.lake.engines.trino import TrinoSession, load_sql, sql_folder
 from gazette_platform.lake.iceberg.catalog import typed_catalog
@@ -31,15 +35,15 @@ from gazette_platform.lake.typed.checks.status import check_counts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.platform import tools
 from gazette_platform.platform.control import Board, address_table, start_detached, stop_platform
-from gazette_platform.platform.flights import FLIGHTS, Flight, journal_of, load_flights
 from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.platform.platform import PlatformOptions, environment_of, install_tools
 from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
+
 
 # Flights that are handed to the writer at a time; it makes appends of them as fast as they commit.
 _GROUP = 500
@@ -386,3 +390,65 @@ def _package_text(name: str) -> str:
         return (resources.files("gazette_platform.platform") / "demo" / name).read_text("utf-8")
     except OSError as err:
         raise SetupError(f"{name} is missing from the package: install it again") from err
+
+
+FLIGHTS = 336_776
+"""Flights in the data set, one a row."""
+
+_FILE = "flights.csv"
+_TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+_MISSING = frozenset({"", "NA"})
+_ORIGINS = frozenset({"EWR", "JFK", "LGA"})
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One flight: where it departs from, and its record, a JSON object with a newline."""
+
+    origin: str
+    line: bytes
+
+
+def journal_of(origin: str) -> str:
+    """The journal of the flights of an airport."""
+    return f"flights/origin={origin}/part=000"
+
+
+def load_flights(path: Path) -> list[Flight]:
+    """Read all flights, in the order of their scheduled departure.
+
+    Args:
+        path: ``flights.csv.zip``.
+
+    Raises: DataError: the file is not the data set: other columns, values or number of rows.
+    """
+    rows = sorted(_rows(path), key=lambda row: row[0])
+    if len(rows) != FLIGHTS:
+        raise DataError(
+            f"{path}: expected {FLIGHTS} flights, found {len(rows)} (remove the file, so that it "
+            "is installed again)"
+        )
+    return [flight for _, flight in rows]
+
+
+def _rows(path: Path) -> Iterator[tuple[tuple[str, int], Flight]]:
+    """Each flight with its place in time."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(_FILE) as raw:
+            reader = csv.reader(io.TextIOWrapper(raw, "utf-8", newline=""))
+            names = next(reader)
+            is_text = [name in _TEXTS for name in names]
+            origin_at, hour_at = names.index("origin"), names.index("time_hour")
+            scheduled_at = names.index("sched_dep_time")
+            for values in reader:
+                record = {
+                    name: None if value in _MISSING else value if text else int(float(value))
+                    for name, value, text in zip(names, values, is_text, strict=True)
+                }
+                if values[origin_at] not in _ORIGINS:
+                    raise DataError(f"{path}: unknown origin {values[origin_at]!r}")
+                line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+                place = (values[hour_at], int(values[scheduled_at]))
+                yield place, Flight(values[origin_at], line)
+    except (zipfile.BadZipFile, KeyError, StopIteration, ValueError, OSError) as err:
+        raise DataError(f"{path}: not the flights data set: {err!r}") from err

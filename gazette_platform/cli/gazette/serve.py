@@ -10,6 +10,7 @@ import pickle
 import random
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -27,15 +28,52 @@ from gazette_platform.cli.options import (
 from gazette_platform.cli.program import render_ini, run, set_up_logging
 from gazette_platform.cli.start import leave
 from gazette_platform.errors import ValidationError
+from gazette_platform.kafka.config import KafkaConfig
+from gazette_platform.ops.extras import required
 from gazette_platform.ops.process import settle_memory, tune_malloc, usable_cores
 from gazette_platform.serving.config import random_id
-from gazette_platform.serving.members.line import SupervisorLine
+from gazette_platform.serving.process import SupervisorLine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 BROKER_OPTIONS = ServerOptions(
     BrokerConfig, "broker", "other brokers", "serves the gRPC port and calls peers"
+)
+
+
+def _kafka(name: str, kind: type, text: str, field: str = "") -> ProcessOption:
+    known = field or name.replace("-", "_") + ("_s" if kind is float else "")
+    variable = f"kafka-{name}".replace("-", "_").upper()
+    return ProcessOption(f"kafka.{name}", variable, kind, known, text, KafkaConfig)
+
+
+KAFKA_OPTIONS = (
+    _kafka(
+        "port",
+        int,
+        "TCP port for clients of Kafka, 0 for any free one; needs the extra kafka. Default: none.",
+    ),
+    _kafka("host", str, "Address that the Kafka port binds to."),
+    _kafka(
+        "advertise", str, "HOST or HOST:PORT that clients of Kafka are given, if it is another."
+    ),
+    _kafka("prefix", str, "What the names of journals begin with that clients of Kafka create."),
+    _kafka("auto-create", bool, "Create topics that clients ask for and that do not exist."),
+    _kafka("partitions", int, "Partitions of topics whose creator does not say how many."),
+    _kafka("replication", int, "Replication of topics whose creator does not say."),
+    _kafka(
+        "store",
+        str,
+        "Fragment store of topics that clients create. Default: as another journal below the prefix, or none.",
+    ),
+    _kafka("fragment-length", int, "Length of fragments of such topics, in bytes."),
+    _kafka("request-bytes-max", int, "Largest request of a client of Kafka, in bytes."),
+    _kafka(
+        "buffer-bytes-max", int, "Bytes of requests of clients of Kafka that are held at a time."
+    ),
+    _kafka("record-bytes-max", int, "Largest record, and largest batch of records, in bytes."),
+    _kafka("idle", float, "Time after which a connection without requests is closed."),
 )
 
 SERVE_OPTIONS = (
@@ -103,6 +141,11 @@ SERVE_OPTIONS = (
         "min-append-rate", int, "Bytes per second that an appending client must sustain."
     ),
     BROKER_OPTIONS.own("max-replication", int, "Cap on the replication of journals."),
+    BROKER_OPTIONS.own(
+        "max-http-tails",
+        int,
+        "Live tails that one token may hold open over HTTP; one address, if there are no keys.",
+    ),
     *BROKER_OPTIONS.shared("max-grpc-recv-size", "watch-delay"),
     BROKER_OPTIONS.own(
         "append-wait",
@@ -132,6 +175,7 @@ SERVE_OPTIONS = (
         "TCP port of an additional plain listener, with only readiness and metrics; 0 for any free one.",
     ),
     BROKER_OPTIONS.of("debug.private", bool, "Serve readiness and metrics on the debug port only."),
+    *KAFKA_OPTIONS,
 )
 
 
@@ -141,6 +185,19 @@ def broker_config(values: Mapping[str, Any]) -> BrokerConfig:
     Raises: ValidationError: a value is malformed, out of range, or names what does not exist.
     """
     return BrokerConfig(**settings_of(SERVE_OPTIONS, values, BrokerConfig))
+
+
+def kafka_config(values: Mapping[str, Any]) -> KafkaConfig | None:
+    """The settings of a gateway for clients of Kafka; None: none is asked for.
+
+    Raises: ValidationError: a value is out of range. SetupError: the extra is missing.
+    """
+    config = KafkaConfig(**settings_of(KAFKA_OPTIONS, values, KafkaConfig))
+    if config.port is None:
+        return None
+    for package in ("kio", "aiokafka"):
+        required(package, extra="kafka", by="clients of Kafka (--kafka.port)")
+    return config
 
 
 def processes_of(values: Mapping[str, Any]) -> int:
@@ -169,18 +226,25 @@ def _serve(values: dict[str, Any]) -> None:
     """
     set_up_logging(values["log.level"], values["log.format"])
     config, count = broker_config(values), processes_of(values)
+    kafka = kafka_config(values)
     for folder, name in ((config.spool_dir, "spool-dir"), (config.file_root, "file-root")):
         if folder is not None:
             _check_writable(folder, f"broker.{name}")
     if count > 1:
         serve_processes(
-            config, count, log_level=values["log.level"], log_format=values["log.format"]
+            config,
+            count,
+            kafka=kafka,
+            log_level=values["log.level"],
+            log_format=values["log.format"],
         )
         return
-    _run_broker(config)
+    _run_broker(config, kafka)
 
 
-def _run_broker(config: BrokerConfig, line: SupervisorLine | None = None) -> None:
+def _run_broker(
+    config: BrokerConfig, kafka: KafkaConfig | None, line: SupervisorLine | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     A second signal ends it at once, and --broker.drain-timeout within some time, whatever hangs.
@@ -200,11 +264,20 @@ def _run_broker(config: BrokerConfig, line: SupervisorLine | None = None) -> Non
         if line is not None:
             line.serves(broker.metrics.exposition)
 
+    def make() -> Broker:
+        return Broker(config, add_console)
+
+    flag = "broker.drain-timeout"
     tune_malloc()
+    if kafka is None:
+        run_server(make, flag=flag, on_start=settle, overseer=line)
+        return
+    from gazette_platform.kafka.beside import BrokerWithKafka  # noqa: PLC0415  needs the extra
+
     run_server(
-        lambda: Broker(config, add_console),
-        flag="broker.drain-timeout",
-        on_start=settle,
+        lambda: BrokerWithKafka(make(), kafka),
+        flag=flag,
+        on_start=lambda both: settle(both.broker),
         overseer=line,
     )
 
@@ -229,6 +302,7 @@ def _print_config(values: dict[str, Any]) -> None:
     gazette print-config --broker.zone us-east-1a > gazette.ini
     """
     broker_config({**values})
+    kafka_config(values)
     processes_of(values)
     print(render_ini(option_values(SERVE_OPTIONS, values)), end="")
 
@@ -242,17 +316,24 @@ _MEMBER: Final = (sys.executable, "-m", "gazette_platform.cli.gazette.serve")
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
-def serve_processes(config: BrokerConfig, count: int, *, log_level: str, log_format: str) -> None:
+def serve_processes(
+    config: BrokerConfig,
+    count: int,
+    *,
+    log_level: str,
+    log_format: str,
+    kafka: KafkaConfig | None = None,
+) -> None:
     """Run several brokers until SIGTERM or SIGINT.
 
     Raises: GazetteError: one could not start, or did not leave as it should.
     """
-    from gazette_platform.serving.members.supervisor import (  # noqa: PLC0415  one broker needs none
+    from gazette_platform.serving.process import run_server  # noqa: PLC0415
+    from gazette_platform.serving.supervisor import (  # noqa: PLC0415  one broker needs none
         Member,
         Supervision,
         Supervisor,
     )
-    from gazette_platform.serving.process import run_server  # noqa: PLC0415
 
     if config.debug_port is None:
         raise ValidationError(
@@ -262,7 +343,8 @@ def serve_processes(config: BrokerConfig, count: int, *, log_level: str, log_for
     configs = configs_of(config, count, fallback_id=random_id(random.Random()))  # noqa: S311  no secret
     plan = Supervision(
         members=[
-            Member(found.id, pickle.dumps((found, log_level, log_format))) for found in configs
+            Member(found.id, pickle.dumps((found, _kafka_of(kafka, number), log_level, log_format)))
+            for number, found in enumerate(configs)
         ],
         command=_MEMBER,
         is_json=log_format == "json",
@@ -272,13 +354,22 @@ def serve_processes(config: BrokerConfig, count: int, *, log_level: str, log_for
     run_server(lambda: Supervisor(plan), flag="broker.drain-timeout")
 
 
+def _kafka_of(config: KafkaConfig | None, number: int) -> KafkaConfig | None:
+    """The settings of the gateway of process `number`, whose ports are larger by that."""
+    if config is None:
+        return None
+    host, colon, port = config.advertise.rpartition(":")
+    advertise = f"{host}:{int(port) + number}" if colon else config.advertise
+    return replace(config, port=config.port and config.port + number, advertise=advertise)
+
+
 @app.command()
 def _member(_name: Annotated[str, typer.Argument(help="For the list of processes.")]) -> None:
     line = SupervisorLine.on_stdin()
     task = pickle.loads(line.read_task())  # noqa: S301  our parent wrote it
-    config, log_level, log_format = task
+    config, kafka, log_level, log_format = task
     set_up_logging(log_level, log_format)
-    _run_broker(config, line)
+    _run_broker(config, kafka, line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 // The brokers of the cluster: zones, limits, journals; and what the asked one has done in the last hour.
 
-import { get, lines } from "./api.js";
+import { ApiError, get, lines } from "./api.js";
 import { details, every, h, plot, refill, table } from "./dom.js";
 import { bytes, count, duration, rate } from "./format.js";
 
@@ -10,10 +10,11 @@ export function brokersPage(root, query, report) {
   const place = h("div", { class: "view" });
   root.append(h("h1", {}, "Brokers"), place);
   const abort = new AbortController();
+  let served;
   const end = every(ASK_S, async () => {
     try {
       const { brokers, own } = await get("brokers", {}, abort.signal);
-      const served = await journalsOf(abort.signal);
+      served = await journalsOf(abort.signal, served);
       for (const broker of brokers) Object.assign(broker, served.brokers.get(broker.name));
       const { missing } = served;
       refill(place, JSON.stringify([brokers, own, missing]), brokersTable(brokers), missingText(missing), ownView(own));
@@ -26,12 +27,19 @@ export function brokersPage(root, query, report) {
 }
 
 // Journals and primaries by broker, and journals that have fewer replicas than they should.
-async function journalsOf(signal) {
+// `last` is what it returned last time: without a change of etcd the broker does not list them again.
+async function journalsOf(signal, last) {
   const brokers = new Map();
   const missing = [];
-  for await (const rows of lines("journals", {}, signal)) {
-    if (!Array.isArray(rows)) continue;
-    for (const row of rows) {
+  let revision;
+  for await (const part of lines("journals", { known: last?.revision }, signal)) {
+    if (part.error) throw new ApiError(0, part.error);
+    if (part.unchanged) return last;
+    if (!Array.isArray(part)) {
+      revision = part.revision;
+      continue;
+    }
+    for (const row of part) {
       row.brokers.forEach((name, at) => {
         const broker = brokers.get(name) ?? { journals: 0, primaries: 0 };
         broker.journals += 1;
@@ -41,7 +49,7 @@ async function journalsOf(signal) {
       if (!row.suspended && row.brokers.length < row.rf) missing.push(row.name);
     }
   }
-  return { brokers, missing };
+  return { brokers, missing, revision };
 }
 
 function brokersTable(brokers) {

@@ -12,6 +12,7 @@ const MESSAGES_MAX = 500;
 const TEXT_MAX = 20_000; // characters of a message that are shown
 const FRAGMENTS = 100;
 const BACK_BYTES = 4096; // where a tail begins before the write head
+const RETRY_S_MAX = 15;
 
 // Samples of journals that were looked at in this tab, by name: [second, write head, unpersisted bytes].
 const history = new Map();
@@ -89,12 +90,11 @@ function messagesView(name, from, report) {
     toggle.textContent = "Go on";
     status.textContent = why;
   };
+  // Returns: why the broker ended the stream, if it did.
   const add = (events) => {
+    let why = "";
     for (const { id, event, data } of events) {
-      if (event === "close") {
-        stop(`The broker ended the stream: ${data}`);
-        break;
-      }
+      if (event === "close") why = `${data.charAt(0).toUpperCase()}${data.slice(1)}`;
       if (event !== "message" || !id) continue;
       if (!isCut) list.append(message(name, next, data, isPretty.checked));
       isCut = false;
@@ -102,26 +102,49 @@ function messagesView(name, from, report) {
     }
     while (list.childElementCount > MESSAGES_MAX) list.firstChild.remove();
     if (isFollowing) list.scrollTop = list.scrollHeight;
+    return why;
   };
   const start = async (offset) => {
     running?.abort();
     const mine = (running = new AbortController());
     toggle.textContent = "Pause";
-    status.textContent = "Waiting for messages";
-    try {
-      [next, isCut] = offset < 0 ? await nearEnd(name) : [offset, false];
-      for await (const { events } of tail(name, next, mine.signal)) {
+    status.textContent = "Connecting";
+    next = offset;
+    for (let tries = 0; ; tries += 1) {
+      const from = next;
+      let why;
+      try {
+        if (next < 0) [next, isCut] = await nearEnd(name);
+        why = await follow(mine);
+      } catch (error) {
         if (running !== mine) return;
-        add(events);
-        status.textContent = running ? `At offset ${count(next)}` : status.textContent;
-        await frame(); // what comes faster than it can be drawn waits in the connection
+        if (!(error instanceof ApiError) || (error.status >= 400 && error.status < 500)) {
+          stop("Stopped");
+          report(error);
+          return;
+        }
+        why = error.message.replace(/\.$/, "");
       }
-      if (running === mine) stop("The broker ended the stream");
-    } catch (error) {
       if (running !== mine) return;
-      stop("Stopped");
-      report(error);
+      if (next !== from) tries = 0;
+      // A broker that leaves does not come back at once, but a proxy may lead to another one.
+      const seconds = Math.min(2 ** tries, RETRY_S_MAX);
+      status.textContent = `${why}. Connecting again in ${seconds} s`;
+      await new Promise((go) => { setTimeout(go, 1000 * seconds); });
+      if (running !== mine) return;
     }
+  };
+  // Shows messages until the stream ends. Returns: why it ended.
+  const follow = async (mine) => {
+    let why = "The broker ended the stream";
+    for await (const { begin, events } of tail(name, next, mine.signal)) {
+      if (running !== mine) return why;
+      if (next < 0) next = begin;
+      why = add(events) || why;
+      status.textContent = events.length ? `At offset ${count(next)}` : "Waiting for messages";
+      await frame(); // what comes faster than it can be drawn waits in the connection
+    }
+    return why;
   };
   const jump = async (event) => {
     event.preventDefault();
@@ -144,7 +167,8 @@ const frame = () => new Promise((go) => { requestAnimationFrame(go); setTimeout(
 // An offset some messages before the write head, and whether it may be within one.
 async function nearEnd(name) {
   const [state] = await post("states", { journals: [name] });
-  if (state.head === undefined || state.head - state.begin <= BACK_BYTES) return [state.begin ?? 0, false];
+  if (state.head === undefined) return [-1, false];
+  if (state.head - state.begin <= BACK_BYTES) return [state.begin, false];
   return [state.head - BACK_BYTES, true];
 }
 

@@ -45,6 +45,7 @@ class Grid {
   #selector = null;
   #active = 0;
   #isComplete = true;
+  #revision = 0; // of the list
   #listing = null;
 
   constructor(report) {
@@ -69,6 +70,7 @@ class Grid {
   select(selector) {
     if (selector === this.#selector) return;
     this.#selector = selector;
+    this.#revision = 0;
     this.list();
   }
 
@@ -85,10 +87,16 @@ class Grid {
     const isFirst = this.#journals.length === 0;
     let drawn = 0;
     try {
-      for await (const part of lines("journals", { selector: this.#selector }, listing.signal)) {
+      const query = { selector: this.#selector, known: this.#revision || undefined };
+      for await (const part of lines("journals", query, listing.signal)) {
         if (part.error) throw new ApiError(0, part.error);
+        if (part.unchanged) {
+          this.report(null);
+          return;
+        }
         if (!Array.isArray(part)) {
           this.#isComplete = part.complete;
+          this.#revision = part.revision;
           continue;
         }
         found.push(...part);

@@ -9,7 +9,7 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 from gazette_platform.consumer.application import Application, Shard, takes_batches
-from gazette_platform.consumer.cluster import (
+from gazette_platform.consumer.assignments import (
     HeldReplica,
     ReplicaStep,
     ReplicaTask,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from gazette_platform.client import AsyncClient
-    from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.assignments import ShardAssignment
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.consumer.runtime.status import ShardCounts
     from gazette_platform.consumer.runtime.tasks import ShardHost

@@ -10,9 +10,9 @@ import contextlib
 import inspect
 from collections import defaultdict
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
-from gazette_platform.consumer.cluster import LocalStep, local_step
 from gazette_platform.errors import (
     ApplicationFailed,
     Fenced,
@@ -30,6 +30,31 @@ if TYPE_CHECKING:
     from gazette_platform.message import Envelope
 
 # ------------------------------------------------------------------ readiness and progress
+
+
+class LocalStep(Enum):
+    """What to do about a call that we are to answer."""
+
+    SERVE = auto()
+    WAIT = auto()
+    STOPPED = auto()
+    """Answer SHARD_STOPPED: it cannot come to be served here."""
+
+
+def local_step(*, is_store_ready: bool, is_loop_ended: bool, is_reached: bool) -> LocalStep:
+    """What to do about a call, asked whenever one of these changes.
+
+    A shard that has failed is served still, from the store that it had, as long as no call waits for it
+    to read on.
+
+    Args:
+        is_store_ready: whether the store has given its checkpoint.
+        is_loop_ended: whether the primary's loop has failed, or was cancelled.
+        is_reached: whether progress is where the caller waits for it.
+    """
+    if is_store_ready and is_reached:
+        return LocalStep.SERVE
+    return LocalStep.STOPPED if is_loop_ended else LocalStep.WAIT
 
 
 @dataclass(slots=True)

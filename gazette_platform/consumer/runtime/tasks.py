@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AppendService, AsyncClient
     from gazette_platform.consumer.application import Application, Shard
-    from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.assignments import ShardAssignment
     from gazette_platform.consumer.protocol import Checkpoint
     from gazette_platform.consumer.recoverylog import FsmHints, Played
     from gazette_platform.consumer.runtime.status import Readiness

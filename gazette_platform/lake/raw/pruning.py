@@ -14,11 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import GazetteError, LakeError, StoreError
-from gazette_platform.lake.raw.accounts import COMMIT_MAX, AccountBook, Entry, PartitionAccount
+from gazette_platform.errors import LakeError, StoreError
+from gazette_platform.lake.raw.account_book import COMMIT_MAX, AccountBook, Entry, PartitionAccount
 from gazette_platform.lake.raw.audits.fit import header_scanner
-from gazette_platform.lake.raw.counting import Recount
-from gazette_platform.lake.raw.listing import journal_files, nearest_before
+from gazette_platform.lake.raw.listing import (
+    journal_base,
+    journal_files,
+    left_at,
+    nearest_before,
+    place_of,
+)
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import (
     Evidence,
@@ -30,6 +35,7 @@ from gazette_platform.lake.raw.reconcile import (
     pruned_front,
     reconcile,
 )
+from gazette_platform.lake.raw.recount import Recount
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.lake.reading.storage import Storage
@@ -280,8 +286,11 @@ class Shrinker:
         recount = Recount(
             self._content, view.sizes, limit, is_over, scanner=lambda: header_scanner(view.spec)
         )
+        # Count before the lock is taken: reading what is left takes longer than its lease lasts.
         for part, judgement in judged:
             if judgement.verdict == "empty":
+                # The name of the journal stays. By it, an emptied account whose event Dagster does not
+                # have yet differs from a new one that nothing was counted into.
                 moving = view.moving(part)
                 wanted.append((part, PartitionState(journal=part.state.journal, moving=moving)))
             elif judgement.verdict == "shrink":
@@ -299,6 +308,7 @@ class Shrinker:
                     e for e in book.named(list(batch)) if e.state == batch[e.name][0].state
                 ]
                 change.put([(entry, batch[entry.name][1]) for entry in unchanged])
+            # Report only what was written. The look is repeated after a kill, and finds these accounts as they are to be.
             done |= {entry.name: batch[entry.name][1] for entry in unchanged}
         result.shrunk = len(done)
         return done
@@ -417,13 +427,8 @@ class _View:
     def moving(self, part: Entry) -> tuple[str, ...]:
         """Names of the files that a repair began to move out of a Hive partition, and that may still be in it."""
         names = part.state.moving
-        store, directory = self._place(part) if names else ("", "")
-        if not store:
-            return names
-        found = journal_files(self._storage, self.journal.name, [(store, directory)])
-        if directory not in found.listed:
-            return names
-        return tuple(name for name in names if (directory, name) in found.fragments)
+        place = self._place(part) if names else ("", "")
+        return left_at(self._storage, self.journal.name, place, names)
 
     def _first_listed(self, broken: Break | None) -> int | None:
         if self._first is None:
@@ -434,23 +439,14 @@ class _View:
 
     def _place(self, part: Entry) -> tuple[str, str]:
         """Store and directory of a Hive partition; empty: it is in no store of the journal."""
-        plain, name = plain_location(part.location), self.journal.name
+        # Only stores that the journal names count: a directory elsewhere proves nothing about a
+        # prune.
         stores = [*self.journal.fragment.stores]
         stores += [f.backing_store for f in self._listed.values() if f.backing_store]
-        for store in dict.fromkeys(stores):
-            base = self._base(store)
-            # Only stores that the journal names count: a directory elsewhere proves nothing about a
-            # prune.
-            if plain == base or plain.startswith(f"{base}/"):
-                return store, f"{name}{plain[len(base) :]}"
-        return "", ""
+        return place_of(part.location, self.journal.name, stores, self._roots)
 
     def _base(self, store: str) -> str:
-        """The journal's folder in a store; where two stores are one place, the same for both."""
-        try:
-            return plain_location(self._roots.location(store, self.journal.name))
-        except GazetteError:
-            return ""  # a folder that only brokers know
+        return journal_base(self.journal.name, store, self._roots)
 
     def _files(self, store: str, directory: str, state: PartitionState) -> Files:
         if not store:

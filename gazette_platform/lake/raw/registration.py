@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.raw.accounting import Accountant, PartitionUpdate
-from gazette_platform.lake.raw.accounts import (
+from gazette_platform.lake.raw.account_book import (
     AccountBook,
     PartitionAccount,
     held_beyond,
     held_of_former,
 )
-from gazette_platform.lake.raw.applying import problems_with_journals
-from gazette_platform.lake.raw.counting import Cutover
+from gazette_platform.lake.raw.fragment_counting import Accountant, PartitionUpdate
 from gazette_platform.lake.raw.listing import (
     JournalListing,
     SweepPoint,
@@ -38,6 +36,7 @@ from gazette_platform.lake.raw.planning import (
     Limits,
     advance,
     make_plan,
+    problems_with_journals,
     require_codec,
 )
 from gazette_platform.lake.raw.reconcile import Break, is_broken
@@ -51,7 +50,7 @@ from gazette_platform.lake.raw.tables import (
 from gazette_platform.lake.raw.views import ensure_plain_view
 from gazette_platform.lake.reading.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.reading.content import FragmentContent
-from gazette_platform.lake.reading.storage import Storage
+from gazette_platform.lake.reading.storage import Cutover, Storage
 from gazette_platform.lake.spec.layout import (
     Layout,
     StoreRoots,

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
-from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.hive import HivePartition
+from gazette_platform.lake.raw.account_book import AccountBook
 from gazette_platform.lake.raw.listing import (
     HOLES_LOOKED_MAX,
     JournalFiles,
@@ -297,8 +298,17 @@ class Repairer:
         repair: Repair,
     ) -> None:
         place = (target.directory, target.excluded)
+        is_local = self._storage.is_local(fragment.backing_store)
         with book.changing() as change:
             entry = book.at([target.values]).get(target.values)
+            if entry is None and not is_local and book.table.partition_columns:
+                # Dropped since the audit. With the next fragment its directory comes back, and with it the file, if
+                # this is killed between copy and removal. Without an account to name it, no audit would look for it.
+                location = self._roots.location(fragment.backing_store, target.directory)
+                held = PartitionState(journal=target.journal).to_parameters()
+                entry = change.add(
+                    HivePartition(values=target.values, location=location, parameters=held)
+                )
             before = entry.state if entry is not None else PartitionState()
 
             def put(state: PartitionState) -> None:
@@ -319,7 +329,6 @@ class Repairer:
             here = now.files.fragments
             left = tuple(n for n in state.moving if (place[0], n) in here and n != place[1])
             is_begun = place[1] in state.moving
-            is_local = self._storage.is_local(fragment.backing_store)
             begun = left if is_local else (*left, place[1])
             state = replace(state, moving=left)
             # Accounts first: a crash before the move leaves a file too many, which the next audit
@@ -491,6 +500,8 @@ class CaughtUp:
     """Of the Hive partitions that changed."""
     told: list[str] = field(default_factory=list)
     """Warnings, and errors of fragments that keep nothing else from being registered."""
+    is_whole: bool = True
+    """Whether there is no such error."""
 
 
 def reachable(journals: Iterable[JournalSpec], ends: Mapping[str, int]) -> dict[str, int]:
@@ -573,14 +584,15 @@ def _round(  # noqa: PLR0917
         ]
         if not behind and not report.has_more and is_settled:
             done.told += [text for text in report.errors if text not in done.told]
+            done.is_whole &= not report.errors
             return cursors
         # What a hole cannot take was reported long ago, and delays nothing else.
         if report.errors and behind and not report.updates:
             raise LakeError(f"{spec.name}: {'; '.join(report.errors)}")
         if clock.monotonic() > deadline:
             raise LakeError(
-                f"{spec.name}: not registered in time: {', '.join(behind)} (the sensor goes on; "
-                "`gazctl lake describe` shows how far it is)"
+                f"{spec.name}: not registered in time: {', '.join(behind) or 'all that brokers list'} (the sensor goes on, "
+                "as does the same command; `gazctl lake describe` shows how far it is)"
             )
-        if not report.updates and behind:
+        if not report.updates:
             time.sleep(_AGAIN_S)

@@ -24,12 +24,12 @@ from gazette_platform.errors import (
     ObjectNotFound,
     ValidationError,
 )
-from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.lake.raw.account_book import AccountBook
 from gazette_platform.lake.raw.audits.fit import header_scanner, value_scanner
-from gazette_platform.lake.raw.counting import Recount
 from gazette_platform.lake.raw.listing import listed_in
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import reconcile
+from gazette_platform.lake.raw.recount import Recount
 from gazette_platform.lake.reading.content import FragmentContent
 from gazette_platform.lake.reading.source import all_fragments
 from gazette_platform.lake.reading.storage import Storage

@@ -1,15 +1,19 @@
-"""Copies of files that outlast who began them: a tick waits a little, and a later one finds them done.
-
-A copy within an object store does not report its progress, and one between stores may be of gigabytes. So it
-runs on a thread of its own, with a deadline of its own; who asks for the same copy meanwhile waits for that one.
-
-Files of fragment stores, as this process reaches them: list, size, range read, copy, delete.
+"""Files of fragment stores, as this process reaches them: list, size, range read, copy, delete.
 
 Synchronous, over the drivers of brokers. A store is a folder of this machine where its location, as
 engines know it, is one; else it is asked by its URL, with the credentials that AWS and other tools of
 this process would find. Paths are those that brokers use: ``<journal>/<postfix>/<name>``.
 
 A store that does not answer costs one wait, and then none for a minute: a tick has others to see to.
+
+A copy within an object store does not report its progress, and one between stores may be of gigabytes. So it runs on its own
+thread, with its own deadline, and may outlast the tick that began it: a later tick waits for the same copy, or finds it done.
+
+`Cutover` copies fragments of an hour in which their journal changed its store. A Hive partition has one location. If a
+journal goes over to another store in the middle of an hour, the fragments after that point lie in the same directory of the
+other store, where engines do not look. They are copied beside the others, under their own names: brokers that still list the
+first store see the same fragment twice and use one. Nothing is moved or deleted. The fragments of later hours are registered
+in the new store.
 """
 
 from __future__ import annotations
@@ -25,15 +29,23 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
-from gazette_platform.errors import AccessDenied, ObjectNotFound, StoreError, StoreUnavailable
+from gazette_platform.errors import (
+    AccessDenied,
+    GazetteError,
+    ObjectNotFound,
+    StoreError,
+    StoreUnavailable,
+)
+from gazette_platform.lake.spec.layout import directory_of, is_same_location, require_location
 from gazette_platform.ops.tasks import LoopThread, next_or_none
 from gazette_platform.stores import ServerSideStore, StoredObject, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
     from typing import Any
 
     from gazette_platform.lake.spec.layout import StoreRoots
+    from gazette_platform.protocol import Fragment
     from gazette_platform.stores import FragmentStore
 
 # Each may hold a file of temporary content.
@@ -346,6 +358,63 @@ class Storage:
 def object_files(store: str) -> StoreFiles:
     """The files of a store that is not a folder; shared by all callers, with its connections."""
     return StoreFiles(open_store(store, file_root=None), lambda path: path)
+
+
+@final
+class Cutover:
+    """Copies fragments between the stores of their journals.
+
+    Args:
+        storage: reaches the files.
+        roots: where stores lie for engines.
+        stores: URLs of the stores in each journal's spec.
+    """
+
+    def __init__(
+        self, storage: Storage, roots: StoreRoots, stores: Mapping[str, Sequence[str]]
+    ) -> None:
+        self._storage = storage
+        self._roots = roots
+        self._stores = stores
+
+    def bring(self, table: str, key: str, fragment: Fragment, location: str) -> None:
+        """Have the file of `fragment` at `location`, that of its Hive partition. Idempotent.
+
+        Args:
+            table: its name, for messages.
+            key: of the Hive partition, for messages.
+
+        Raises: PartitionConflict: no store of the journal has its directory there. StoreError: the
+            file cannot be copied; it is tried again.
+        """
+        directory = directory_of(fragment)
+        found = self._roots.location(fragment.backing_store, directory)
+        if is_same_location(found, location):
+            return
+        target = self._store_at(fragment, directory, location)
+        if target is None:
+            require_location(table, key, location, found)
+            return
+        path = fragment.content_path
+        source = self._storage.files(fragment.backing_store)
+        size = source.size(path)
+        if target.exists(path) and target.size(path) == size:
+            return
+        target.take(source, path)
+        if target.size(path) != size:
+            raise StoreError(
+                f"the copy of {path} at {location} has another size; it is tried again"
+            )
+
+    def _store_at(self, fragment: Fragment, directory: str, location: str) -> StoreFiles | None:
+        for store in self._stores.get(fragment.journal, ()):
+            try:
+                place = self._roots.location(store, directory)
+            except GazetteError:
+                continue  # a folder that only brokers know
+            if is_same_location(place, location):
+                return self._storage.files(store)
+        return None
 
 
 def _read_local(path: Path, begin: int, end: int | None) -> Iterator[bytes]:

@@ -13,14 +13,14 @@ import inspect
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import msgspec
 from typing_extensions import override
 
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.lake.catalogs import ICEBERG, TrinoCatalogs
-from gazette_platform.lake.rollups.spec import STAGING_SCHEMA, RollupSpec, check_rollup
+from gazette_platform.lake.rollups.spec import STAGING_SCHEMA, Dialect, RollupSpec, check_rollup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     _Query = tuple[RollupSpec, Mapping[str, "SourceTable"]]
 
-Dialect = Literal["trino", "spark"]
 
 # Spark's catalogs have the names that the platform's configuration gives them.
 _SPARK_HIVE: Final = "spark_catalog"

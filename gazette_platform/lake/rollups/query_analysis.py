@@ -26,12 +26,12 @@ from sqlglot.optimizer.qualify import qualify
 from sqlglot.optimizer.scope import Scope, build_scope, find_all_in_scope
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.rollups.queries import QueryFaults
+from gazette_platform.lake.rollups.spec import QueryFaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.rollups.engines import Dialect
+    from gazette_platform.lake.rollups.spec import Dialect
 
     _Origins = frozenset[tuple[str, str]]
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake.raw.tables import LAYOUT
-from gazette_platform.lake.rollups.queries import Query
 from gazette_platform.lake.rollups.query_process import query_faults_apart
+from gazette_platform.lake.rollups.spec import Query
 from gazette_platform.lake.spec.layout import path_keys
 
 if TYPE_CHECKING:

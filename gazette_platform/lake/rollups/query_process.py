@@ -14,13 +14,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.rollups.queries import QueryFaults
+from gazette_platform.lake.rollups.spec import QueryFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gazette_platform.lake.rollups.engines import Dialect
-    from gazette_platform.lake.rollups.queries import Query
+    from gazette_platform.lake.rollups.spec import Dialect, Query
 
 # It takes one or two, mostly for imports, and more on a busy machine.
 _TIMEOUT_S: Final = 30.0

@@ -44,9 +44,10 @@ from gazette_platform.protocol import parse_duration
 from gazette_platform.yaml_specs.documents import check_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
 ENGINES = ("trino", "spark")
+Dialect = Literal["trino", "spark"]
 STAGING_SCHEMA = "gazette_staging"
 """Where tables lie that are not committed yet; no rollup may be here."""
 
@@ -377,3 +378,31 @@ def read_rollup_folder(folder: str, tables: Container[str]) -> RollupFolder:
         )
         del found[name]
     return RollupFolder(found, errors)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """A query to check."""
+
+    name: str
+    """Of the table that it makes."""
+    sql: str
+    dialect: Dialect
+    sources: Mapping[str, str]
+    """Tables by alias."""
+    slices: Sequence[str] = ()
+    """Columns that it has to give."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryFaults:
+    """What is wrong with a query, and the columns that it gives."""
+
+    syntax: str = ""
+    """Why it cannot be parsed. The engine may still take it."""
+    names: tuple[str, ...] = ()
+    """Tables and columns that it names, or has to give, and that do not exist."""
+    columns: tuple[str, ...] | None = None
+    """Names of all columns that it gives, in lower case; None: not known."""

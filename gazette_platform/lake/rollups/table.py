@@ -59,8 +59,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
-    from gazette_platform.lake.rollups.engines import Dialect
-    from gazette_platform.lake.rollups.spec import RollupSpec
+    from gazette_platform.lake.rollups.spec import Dialect, RollupSpec
 
 CODE: Final = "gazette.code"
 """Property of a snapshot: the code version that made it."""

@@ -6,7 +6,7 @@ Run as `gazette`: it patches the class of the key space that notifies observers 
 from __future__ import annotations
 
 from gazette_platform.cli.gazette import main
-from gazette_platform.keyspace.space import KeySpace
+from gazette_platform.keyspace import KeySpace
 
 _finish = KeySpace._finish
 

@@ -12,7 +12,7 @@ import typer
 
 from gazette_platform.cli.gazctl.arguments import seconds_of
 from gazette_platform.cli.gazctl.connection import Connection, connected
-from gazette_platform.cli.gazctl.journals.apply import aftermath, check_stores
+from gazette_platform.cli.gazctl.journals.specs import aftermath, check_stores
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.client import AsyncClient, Change, ListSnapshot
 from gazette_platform.errors import GazetteError, ValidationError

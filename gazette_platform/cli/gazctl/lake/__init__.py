@@ -26,6 +26,7 @@ app = noun(
         "run": "commands:run",
         "backfill": "commands:backfill",
         "reprocess": "commands:reprocess",
+        "register": "commands:register",
         "flush": "commands:flush",
         "repair": "commands:repair",
         "set-aside": "commands:set_aside",

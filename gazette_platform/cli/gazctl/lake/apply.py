@@ -19,7 +19,7 @@ from gazette_platform.errors import GazetteError, JournalNotFound, LakeError, Va
 from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, SpecFolder, StoreRoots, TableSpec, read_spec_folder
 from gazette_platform.lake.inference.sampling import BrokerContent, served, spread
-from gazette_platform.lake.raw.accounts import AccountBook
+from gazette_platform.lake.raw.account_book import AccountBook
 from gazette_platform.lake.raw.applying import (
     FolderFile,
     HeldNow,
@@ -29,12 +29,13 @@ from gazette_platform.lake.raw.applying import (
     files_to_put,
     problems_among,
     problems_with_data,
-    problems_with_journals,
     problems_with_table,
     put_files,
     stored_entry,
+    why_doubled,
     why_missed,
 )
+from gazette_platform.lake.raw.planning import problems_with_journals
 from gazette_platform.lake.reading.check import SAMPLE_BYTES
 from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.spec.folder import in_file, or_meant, problems_with_files, specs_by_file
@@ -108,7 +109,9 @@ def apply_files(
                 if not found and session is not None:
                     found = _table_problems(client, session, settings, spec)
                     if found and recreate:
-                        found, one = _recreated(client, session, spec)
+                        found, one = _recreated(
+                            client, session, spec, StoreRoots(settings.store_roots)
+                        )
                         again += [one] if one else []
                 found += _typed_problems(settings, spec)
                 problems += [in_file(name, problem) for problem in found]
@@ -198,7 +201,7 @@ def _table_problems(
 
 
 def _recreated(
-    client: Client, session: MetastoreSession, spec: TableSpec
+    client: Client, session: MetastoreSession, spec: TableSpec, roots: StoreRoots
 ) -> tuple[list[ValidationError], _Again | None]:
     """The table as one to make again, or why it is not."""
     entries = entries_of(session, spec.name)
@@ -206,7 +209,8 @@ def _recreated(
     if stored is None:
         text = f"{spec.name} was not made from a table spec: drop or rename it, or rename the spec"
         return [ValidationError(text, path="--recreate")], None
-    states = [entry.state for entry in AccountBook(session, stored).every()]
+    parts = AccountBook(session, stored).every()
+    states = [entry.state for entry in parts]
     content = BrokerContent(client)
     held: dict[str, HeldNow] = {}
     for journal in dict.fromkeys(state.journal for state in states if state.ranges):
@@ -215,6 +219,15 @@ def _recreated(
             held[journal] = HeldNow(*content.span(journal), created)
     if why := why_missed(states, held):
         text = f"{spec.name} cannot be made again without loss: {why}; give the spec another name"
+        return [ValidationError(text, path="--recreate")], None
+    from gazette_platform.lake.reading.storage import Storage  # noqa: PLC0415  for few commands
+
+    stores: dict[str, tuple[str, ...]] = {}
+    for journal in dict.fromkeys(state.journal for state in states if state.moving):
+        with suppress(JournalNotFound):
+            stores[journal] = client.get(journal).spec.fragment.stores
+    if why := why_doubled(parts, stores, roots, Storage(roots)):
+        text = f"{spec.name} cannot be made again now: {why}"
         return [ValidationError(text, path="--recreate")], None
     counts = [state.rows for state in states]
     rows = None if None in counts else sum(count or 0 for count in counts)

@@ -33,13 +33,13 @@ from gazette_platform.lake.typed.planning.row_ranges import fragments_of
 from gazette_platform.lake.typed.runs.amending import Quarantined, Reprocessor, require_no_key
 from gazette_platform.lake.typed.runs.backfilling import BackfillReport, BackfillRunner, Wanted
 from gazette_platform.lake.typed.runs.journals import journals_now
-from gazette_platform.lake.typed.tables.progress import (
+from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
+from gazette_platform.lake.typed.tables.rollback import (
     Reread,
     accept_rollback,
     look_at_rollback,
     reread,
 )
-from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.ops.clock import SystemClock
 
 

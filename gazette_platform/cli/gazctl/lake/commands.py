@@ -17,6 +17,7 @@ from gazette_platform.cli.gazctl.arguments import (
     SelectorOrNames,
     complete_all_tables,
     complete_names,
+    complete_tables,
     complete_typed_tables,
 )
 from gazette_platform.errors import SetupError, ValidationError
@@ -265,6 +266,34 @@ def check(
         --quick: Do not read fragments; use the count of unfit records from registration.
     """
     body("check").check(ctx, names or [], tables, output_format, quick=quick)
+
+
+def register(
+    ctx: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(autocompletion=complete_tables)] = None,
+    *,
+    tables: Tables = None,
+    timeout: str = "10m",
+) -> None:
+    """Register what fragment stores hold in raw tables, once, without Dagster.
+
+    The command does what a tick of Dagster's sensor does, until nothing is left: it creates missing tables, adds Hive
+    partitions, and counts new fragments. Use it after you restored a metastore, or from a timer if you run no Dagster.
+    It is safe beside the sensor, and if it is repeated: each fragment counts once. Open fragments stay open, so the
+    latest records follow after the flush interval, or by `gazctl lake flush`. Exits with 1 if a fragment or journal
+    could not be registered.
+
+    **Examples**
+
+    gazctl lake register
+
+    gazctl lake register shop.orders --timeout 1h
+
+    Options:
+        TABLE: Raw tables, as schema.table; none: all.
+        --timeout DURATION: Longest wait, as 1h30m. What is registered by then stays.
+    """
+    body("run").register(ctx, names or [], tables, timeout)
 
 
 def flush(

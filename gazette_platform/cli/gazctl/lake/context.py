@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 import typer
 import yaml
@@ -34,14 +34,15 @@ from gazette_platform.lake import (
     TableSpec,
     read_spec_folder,
 )
-from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.spec.folder import or_meant
 from gazette_platform.lake.spec.typed import TypedSpec
-from gazette_platform.lake.typed.planning.ranges import Hole, HoleKind
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import JournalSpec
+
+if TYPE_CHECKING:
+    from gazette_platform.lake.typed.planning.ranges import Hole
 
 _JOURNALS_AT_A_TIME = 16
 
@@ -62,6 +63,9 @@ class RegisteredTable:
 
     def cursors(self, journals: Sequence[JournalSpec]) -> dict[str, JournalCursor]:
         """How far journals are registered, as accounts say."""
+        # Applying a spec needs none of it.
+        from gazette_platform.lake.raw.audits.status import table_standing  # noqa: PLC0415
+
         standing = table_standing(self.spec, journals, {}, self.session, SystemClock().now())
         return {each.journal: each.cursor for each in standing.journals}
 
@@ -312,6 +316,8 @@ def _why_not(name: str, folder: Path, found: SpecFolder, known: set[str]) -> str
 
 def hole_text(table: str, hole: Hole) -> str:
     """What a hole of a journal is to a typed table, and what may be done."""
+    from gazette_platform.lake.typed.planning.ranges import HoleKind  # noqa: PLC0415  not for raw tables
+
     what = f"bytes {hole.begin} to {hole.end} of {hole.journal}"
     give_up = f"`gazctl lake run {table} --give-up {hole.journal}={hole.end}`"
     match hole.kind:

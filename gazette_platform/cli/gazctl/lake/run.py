@@ -1,4 +1,4 @@
-"""`gazctl lake run` and `flush`: bring typed tables up to date, once, again and again, or at once with their raw tables."""
+"""`gazctl lake run`, `register` and `flush`: bring typed tables, raw tables or both up to date."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple, final
@@ -486,6 +487,19 @@ def _tell_what_is_missing(report: RunReport) -> None:
         )
 
 
+def register(ctx: typer.Context, names: list[str], tables: Path | None, timeout: str) -> None:
+    """Have raw tables hold what stores have now."""
+    settings = settings_of()
+    specs, _ = specs_named(tables_folder(settings, tables), names)
+    deadline = SystemClock().monotonic() + seconds_of(timeout, "--timeout")
+    is_whole = True
+    with _registrar(ctx, settings) as work:
+        for spec in specs.values():
+            is_whole &= work.catch_up(spec, {}, deadline)
+    if not is_whole:
+        raise typer.Exit(EXIT_FAILED)
+
+
 def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: str) -> None:
     """Have tables hold what was appended until now."""
     timeout_s = seconds_of(timeout, "--timeout")
@@ -493,37 +507,58 @@ def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: st
     folder = tables_folder(settings, tables)
     others, typed = apart(folder, names)
     specs, _ = specs_named(folder, [*dict.fromkeys([*others, *(each.raw.name for each in typed)])])
-    metastore = MetastoreClient(settings.required("metastore"))
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s
-    with brokers(ctx, settings) as client:
-        source = BrokerSource(client)
-        registrar = Registrar(
-            source,
-            metastore,
-            StoreRoots(settings.store_roots),
-            trino_catalog=settings.trino_catalogs.hive,
-        )
+    with _registrar(ctx, settings) as work:
         for spec in specs.values():
             left = max(1.0, deadline - clock.monotonic())
-            ends = client.flush(spec.label_selector, timeout_s=left)
-            journals = source.journals(spec.label_selector)
-            with metastore.connect() as session:
-                standing = table_standing(spec, journals, ends, session, clock.now())
-            begins = {each.journal: each.cursor for each in standing.journals}
-            reached = reachable(journals, ends)
-            done = catch_up(registrar, spec, begins, reached, deadline=deadline, clock=clock)
-            for text in done.told:
-                note(f"{spec.name}: {text}")
-            if done.keys:
-                print_text(_more(spec, done))
-                continue
-            with metastore.connect() as session:
-                standing = table_standing(spec, journals, ends, session, clock.now())
-            print_text(nothing_more(standing))
+            work.catch_up(spec, work.client.flush(spec.label_selector, timeout_s=left), deadline)
     behind = [TypedTable(spec.typed, spec) for spec in specs.values() if spec.typed is not None]
     if behind and not caught_up(ctx, settings, behind, deadline):
         raise typer.Exit(EXIT_FAILED)
+
+
+@final
+@dataclass(frozen=True)
+class _Registration:
+    """Brokers, the metastore, and what registers the ones' fragments in the other."""
+
+    client: Client
+    source: BrokerSource
+    metastore: MetastoreClient
+    registrar: Registrar
+
+    def catch_up(self, spec: TableSpec, ends: Mapping[str, int], deadline: float) -> bool:
+        """Register what is stored of a table, up to `ends` at least, and report it.
+
+        Returns: whether nothing is left that an error kept from being registered.
+        """
+        clock = SystemClock()
+        journals = self.source.journals(spec.label_selector)
+        with self.metastore.connect() as session:
+            standing = table_standing(spec, journals, ends, session, clock.now())
+        begins = {each.journal: each.cursor for each in standing.journals}
+        reached = reachable(journals, ends)
+        done = catch_up(self.registrar, spec, begins, reached, deadline=deadline, clock=clock)
+        for text in done.told:
+            note(f"{spec.name}: {text}")
+        if done.keys:
+            print_text(_more(spec, done))
+        else:
+            with self.metastore.connect() as session:
+                standing = table_standing(spec, journals, ends, session, clock.now())
+            print_text(nothing_more(standing))
+        return done.is_whole
+
+
+@contextmanager
+def _registrar(ctx: typer.Context, settings: LakeSettings) -> Iterator[_Registration]:
+    metastore = MetastoreClient(settings.required("metastore"))
+    roots, catalog = StoreRoots(settings.store_roots), settings.trino_catalogs.hive
+    with brokers(ctx, settings) as client:
+        source = BrokerSource(client)
+        registrar = Registrar(source, metastore, roots, trino_catalog=catalog)
+        yield _Registration(client, source, metastore, registrar)
 
 
 def _more(spec: TableSpec, done: CaughtUp) -> str:

@@ -25,7 +25,7 @@ from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
 from gazette_platform.lake import BrokerSource, Registrar, Repairer, Shrinker, StoreRoots, TableSpec
-from gazette_platform.lake.raw.accounts import AccountBook, adopt_journals
+from gazette_platform.lake.raw.account_book import AccountBook, adopt_journals
 from gazette_platform.lake.raw.audits.audit import audit_index
 from gazette_platform.lake.raw.audits.fit import audit_content
 from gazette_platform.lake.raw.audits.status import table_standing

@@ -1,0 +1,98 @@
+"""The settings of a Kafka gateway. Needs no extra."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import validate_journal_name, validate_store_url
+from gazette_platform.serving.config import check_setting, expect_setting
+
+_PORT_MAX: Final = 65535
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KafkaConfig:
+    """What a gateway was asked for. Validated when built.
+
+    Raises: ValidationError: a value is out of range.
+    """
+
+    port: int | None = None
+    """TCP port of the gateway; 0: any free one; None: there is no gateway."""
+
+    host: str = "127.0.0.1"
+    """Address that is bound, and advertised to clients unless `advertise` is given."""
+
+    advertise: str = ""
+    """``host:port`` or ``host`` under which clients reach it, if it is not the bound address."""
+
+    prefix: str = "topic/"
+    """What the names of journals of topics begin with that clients create."""
+
+    auto_create: bool = False
+    """Whether a topic that a client produces to is made if it does not exist."""
+
+    partitions: int = 1
+    """Of topics whose creator does not say how many."""
+
+    replication: int = 1
+    """Of topics whose creator does not say."""
+
+    store: str = ""
+    """Fragment store of topics that clients create; empty: that of another journal below `prefix`, or none."""
+
+    fragment_length: int = 1 << 28
+    """Of topics that clients create, in bytes."""
+
+    request_bytes_max: int = 100 << 20
+    """Largest request, in bytes."""
+
+    buffer_bytes_max: int = 512 << 20
+    """Bytes of requests that are held at a time, of all connections."""
+
+    record_bytes_max: int = 16 << 20
+    """Largest record, and largest batch before compression is undone, in bytes."""
+
+    idle_s: float = 600.0
+    """Seconds after which a connection without requests is closed."""
+
+    def __post_init__(self) -> None:
+        """Raises: ValidationError: a value is out of range."""
+        if self.port is not None:
+            expect_setting(0 <= self.port <= _PORT_MAX, "kafka.port", "0 to 65535", self.port)
+        check_setting("kafka.prefix", validate_journal_name, self.prefix.removesuffix("/"))
+        expect_setting(self.prefix.endswith("/"), "kafka.prefix", "a / at the end", self.prefix)
+        if self.store:
+            check_setting("kafka.store", validate_store_url, self.store)
+        for number, flag in (
+            (self.partitions, "partitions"),
+            (self.replication, "replication"),
+            (self.fragment_length, "fragment-length"),
+            (self.request_bytes_max, "request-bytes-max"),
+            (self.record_bytes_max, "record-bytes-max"),
+        ):
+            expect_setting(number >= 1, f"kafka.{flag}", "at least 1", number)
+        expect_setting(
+            self.buffer_bytes_max >= self.request_bytes_max,
+            "kafka.buffer-bytes-max",
+            "at least --kafka.request-bytes-max",
+            self.buffer_bytes_max,
+        )
+        host, colon, port = self.advertise.rpartition(":")
+        if colon and not (host and port.isascii() and port.isdigit() and int(port) <= _PORT_MAX):
+            raise ValidationError(
+                f"expected HOST or HOST:PORT, got {self.advertise!r}", path="kafka.advertise"
+            )
+
+    def address(self, bound: int) -> tuple[str, int]:
+        """Where clients reach it.
+
+        Args:
+            bound: the port that is bound.
+        """
+        host, colon, port = self.advertise.rpartition(":")
+        if colon:
+            return host, int(port)
+        return self.advertise or self.host, bound

@@ -1,0 +1,198 @@
+"""One connection of a client: a task reads requests, one handles them in order, and one sends the answers in order.
+
+Kafka promises that the calls of a connection take effect in their order, and are answered in it. A handler may leave the
+slow half of a call for later, as produce does while it waits for brokers; the next call begins meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import struct
+from typing import TYPE_CHECKING, Any, Final, final
+
+from gazette_platform.errors import GazetteError
+from gazette_platform.kafka.wire import (
+    API_VERSIONS,
+    SIZE_BYTES,
+    Malformed,
+    Peer,
+    answer_bytes,
+    read_call,
+    read_head,
+    unsupported_answer,
+)
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter
+    from collections.abc import Coroutine, Mapping
+
+    from gazette_platform.kafka.config import KafkaConfig
+    from gazette_platform.kafka.wire import Api, Call
+    from gazette_platform.ops.faults import Faults
+
+_log = logging.getLogger(__name__)
+
+_SIZE: Final = struct.Struct(">i")
+
+# Requests that are read and not handled yet, and calls whose answers are awaited.
+_READ_AHEAD_MAX: Final = 4
+_PENDING_MAX: Final = 64
+
+
+@final
+class Budget:
+    """Bytes that all connections may hold; a request waits until there is room for it."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._changed = asyncio.Condition()
+
+    async def take(self, size: int) -> None:
+        """Wait for room. Cancellation: safe."""
+        if size <= self._free:
+            self._free -= size
+            return
+        async with self._changed:
+            await self._changed.wait_for(lambda: size <= self._free)
+            self._free -= size
+
+    async def give(self, size: int) -> None:
+        """Give room back."""
+        self._free += size
+        if self._changed.locked() or size:
+            async with self._changed:
+                self._changed.notify_all()
+
+
+@final
+class Connection:
+    """Serves one client.
+
+    Args:
+        apis: by key.
+        budget: of bytes of requests, of all connections.
+    """
+
+    def __init__(
+        self,
+        reader: StreamReader,
+        writer: StreamWriter,
+        *,
+        apis: Mapping[int, Api],
+        config: KafkaConfig,
+        budget: Budget,
+        faults: Faults,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._apis = apis
+        self._config = config
+        self._budget = budget
+        self._faults = faults
+        address = writer.get_extra_info("peername")
+        self.peer = Peer(str(address[0]) if address else "")
+        self._frames: asyncio.Queue[bytes] = asyncio.Queue(_READ_AHEAD_MAX)
+        self._answers: asyncio.Queue[tuple[Call | None, Any, int]] = asyncio.Queue(_PENDING_MAX)
+        self._held = 0
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """Take no more requests; `run` ends when what was taken is answered."""
+        self._is_leaving = True
+        self._reader.feed_eof()
+
+    async def run(self) -> None:
+        """Serve until the client leaves, or breaks the protocol. Cancellation: closes the connection."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self._read())
+                handling = group.create_task(self._handle())
+                writing = group.create_task(self._write())
+                await reading
+                if self._is_leaving:
+                    await self._frames.join()
+                    await self._answers.join()
+                handling.cancel()
+                writing.cancel()
+        except* (ConnectionError, TimeoutError, Malformed) as group_error:
+            for error in group_error.exceptions:
+                level = logging.WARNING if isinstance(error, Malformed) else logging.DEBUG
+                _log.log(level, "Kafka client %s: %s", self.peer.host, error)
+        finally:
+            self.peer.close()
+            self._writer.close()
+            await self._budget.give(self._held)
+
+    async def _read(self) -> None:
+        while True:
+            async with asyncio.timeout(self._config.idle_s):
+                try:
+                    head = await self._reader.readexactly(SIZE_BYTES)
+                except asyncio.IncompleteReadError:
+                    return
+            (size,) = _SIZE.unpack(head)
+            if not 0 < size <= self._config.request_bytes_max:
+                raise Malformed(
+                    f"a request of {size} bytes (--kafka.request-bytes-max is {self._config.request_bytes_max})"
+                )
+            await self._budget.take(size)
+            self._held += size
+            async with asyncio.timeout(self._config.idle_s):
+                try:
+                    frame = await self._reader.readexactly(size)
+                except asyncio.IncompleteReadError:
+                    return
+            await self._frames.put(frame)
+
+    async def _handle(self) -> None:
+        while True:
+            frame = await self._frames.get()
+            call, answer = await self._answer(frame)
+            await self._answers.put((call, answer, len(frame)))
+            del frame, answer
+            self._frames.task_done()
+
+    async def _answer(self, frame: bytes) -> tuple[Call | None, Any]:
+        head = read_head(frame)
+        api = self._apis.get(head.key)
+        if head.key == API_VERSIONS and (api is None or not api.least <= head.version <= api.most):
+            return None, unsupported_answer(self._apis, frame)
+        if api is None or not api.least <= head.version <= api.most:
+            raise Malformed(f"request {head.key} of version {head.version} is not supported")
+        call = read_call(api, frame, self.peer)
+        try:
+            return call, await api.handle(call)
+        except GazetteError as err:
+            raise Malformed(f"{api.name}: {err}") from err
+        except Exception as err:
+            self._faults.report("kafka", f"{api.name} of {self.peer.host}", err)
+            raise Malformed(f"{api.name}: {type(err).__name__}") from err
+
+    async def _write(self) -> None:
+        while True:
+            call, answer, size = await self._answers.get()
+            if hasattr(answer, "__await__"):
+                answer = await self._later(call, answer)
+            if answer is not None:
+                encoded = answer if call is None else answer_bytes(call.correlation_id, answer)
+                self._writer.write(encoded)
+                await self._writer.drain()
+            self._held -= size
+            await self._budget.give(size)
+            self._answers.task_done()
+
+    async def _later(self, call: Call | None, answer: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await answer
+        except Exception as err:
+            name = "a call" if call is None else call.api.name
+            self._faults.report("kafka", f"{name} of {self.peer.host}", err)
+            raise Malformed(f"{name}: {type(err).__name__}") from err
+
+
+def close_quietly(writer: StreamWriter) -> None:
+    """Close a connection that is not served."""
+    with contextlib.suppress(Exception):
+        writer.close()

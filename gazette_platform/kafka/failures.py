@@ -1,0 +1,62 @@
+"""Which of Kafka's error codes stands for which error of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+
+from gazette_platform import errors
+from gazette_platform.errors import GazetteError
+from gazette_platform.kafka.records import Refused
+from gazette_platform.protocol.auth import Forbidden, Unauthenticated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class KafkaError(GazetteError):
+    """An answer of one of Kafka's codes.
+
+    Args:
+        code: of Kafka.
+        text: for clients that show it.
+    """
+
+    def __init__(self, code: ErrorCode, text: str = "") -> None:
+        super().__init__(text or code.name)
+        self.code = code
+
+
+# The first that fits counts.
+_CODES: Final[Mapping[type[BaseException], ErrorCode]] = {
+    Refused: ErrorCode.invalid_record,
+    errors.JournalNotFound: ErrorCode.unknown_topic_or_partition,
+    errors.NotAllowed: ErrorCode.topic_authorization_failed,
+    errors.InsufficientJournalBrokers: ErrorCode.not_enough_replicas,
+    errors.NoJournalPrimaryBroker: ErrorCode.leader_not_available,
+    errors.FragmentStoreUnhealthy: ErrorCode.kafka_storage_error,
+    errors.IndexHasGreaterOffset: ErrorCode.kafka_storage_error,
+    errors.OffsetNotYetAvailable: ErrorCode.offset_out_of_range,
+    errors.OffsetJump: ErrorCode.offset_out_of_range,
+    errors.JournalReplaced: ErrorCode.offset_out_of_range,
+    errors.StatusError: ErrorCode.not_leader_or_follower,
+    errors.OutcomeUnknown: ErrorCode.request_timed_out,
+    errors.TransportError: ErrorCode.not_leader_or_follower,
+    errors.EtcdError: ErrorCode.coordinator_not_available,
+    errors.StoreError: ErrorCode.kafka_storage_error,
+    errors.ValidationError: ErrorCode.invalid_request,
+    Unauthenticated: ErrorCode.sasl_authentication_failed,
+    Forbidden: ErrorCode.topic_authorization_failed,
+    TimeoutError: ErrorCode.request_timed_out,
+}
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    """Kafka's code of an error; unknown_server_error for any other."""
+    if isinstance(error, KafkaError):
+        return error.code
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return code
+    return ErrorCode.unknown_server_error

@@ -1,0 +1,290 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete: what consumer groups have read.
+
+An offset is stored with the journal that it was for. If the journal was deleted and created again, the offset is not shown any
+more, and the consumer begins as its ``auto.offset.reset`` says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+from kio.schema.consumer_protocol_subscription.v0.data import ConsumerProtocolSubscription
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader
+
+from gazette_platform.errors import Fenced, GazetteError
+from gazette_platform.kafka.failures import KafkaError, code_of
+from gazette_platform.kafka.group_store import Committed
+from gazette_platform.kafka.wire import Api
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gazette_platform.kafka.gateway import Gateway
+    from gazette_platform.kafka.group_store import Offsets
+    from gazette_platform.kafka.groups import Group
+    from gazette_platform.kafka.live_groups import LiveGroup, LiveGroups
+    from gazette_platform.kafka.wire import Call
+
+METADATA_CHARS_MAX: Final = 4096
+_NONE: Final = Committed(-1, -1, "", 0, 0)
+
+Errors = dict[tuple[str, int], ErrorCode]
+"""By topic and partition."""
+
+
+async def checked_offsets(
+    gateway: Gateway, topics: Iterable[Any], *, now_ms: int
+) -> tuple[dict[str, Offsets], Errors]:
+    """Offsets of a request that may be stored, by topic, and the errors of all of its partitions.
+
+    Args:
+        topics: of an OffsetCommit or TxnOffsetCommit.
+
+    Raises: TransportError: the topics cannot be listed.
+    """
+    accepted: dict[str, Offsets] = {}
+    errors: Errors = {}
+    for topic in topics:
+        for one in topic.partitions:
+            number, metadata = one.partition_index, one.committed_metadata or ""
+            error = ErrorCode.none
+            if len(metadata) > METADATA_CHARS_MAX:
+                error = ErrorCode.offset_metadata_too_large
+            else:
+                try:
+                    partition = await gateway.topics.partition(topic.name, number)
+                    epoch = getattr(one, "committed_leader_epoch", -1)
+                    created = partition.listing.created
+                    committed = Committed(one.committed_offset, epoch, metadata, created, now_ms)
+                    accepted.setdefault(topic.name, {})[number] = committed
+                except KafkaError as err:
+                    error = err.code
+            errors[topic.name, number] = error
+    return accepted, errors
+
+
+def offset_answers(call: Call, name: str, topics: Iterable[Any], errors: Errors) -> tuple[Any, ...]:
+    """The part of an answer that names the error of each partition of a request.
+
+    Args:
+        name: of its entities, such as ``OffsetCommit``.
+    """
+    return tuple(
+        call.new(
+            f"{name}ResponseTopic",
+            name=topic.name,
+            partitions=tuple(
+                call.new(
+                    f"{name}ResponsePartition",
+                    partition_index=one.partition_index,
+                    error_code=errors[topic.name, one.partition_index],
+                )
+                for one in topic.partitions
+            ),
+        )
+        for topic in topics
+    )
+
+
+@final
+class GroupOffsets:
+    """Answers the calls about committed offsets."""
+
+    def __init__(self, gateway: Gateway, groups: LiveGroups) -> None:
+        self._gateway = gateway
+        self._groups = groups
+
+    @property
+    def apis(self) -> Iterable[Api]:
+        """The calls that it answers."""
+        yield Api(8, "offset_commit", 2, 9, self._commit)
+        yield Api(9, "offset_fetch", 1, 9, self._fetch)
+        yield Api(47, "offset_delete", 0, 0, self._delete)
+
+    async def start(self) -> None:
+        """Nothing to begin."""
+
+    async def stop(self) -> None:
+        """Nothing to end."""
+
+    # ------------------------------------------------------------ commits
+
+    async def _commit(self, call: Call) -> Any:
+        request = call.request
+        errors: Errors = {}
+        refused = ErrorCode.none
+        try:
+            generation = call.get("generation_id_or_member_epoch", call.get("generation_id", -1))
+            if generation < 0:
+                live = await self._groups.get(request.group_id)
+            else:
+                live = self._groups.of_member(request.group_id)
+            live.check()
+            instance = call.get("group_instance_id")
+            refused = live.group.commit_error(
+                self._groups.now, request.member_id, instance, generation
+            )
+            if refused is ErrorCode.none:
+                accepted, errors = await checked_offsets(
+                    self._gateway, request.topics, now_ms=self._groups.now_ms
+                )
+                await self._store(live, accepted)
+        except GazetteError as err:
+            refused = code_of(err)
+        if refused is not ErrorCode.none:
+            errors = {
+                (topic.name, one.partition_index): refused
+                for topic in request.topics
+                for one in topic.partitions
+            }
+        topics = offset_answers(call, "OffsetCommit", request.topics, errors)
+        return call.new("OffsetCommitResponse", topics=topics)
+
+    async def _store(self, live: LiveGroup, changes: dict[str, Any]) -> None:
+        if not changes:
+            return
+        try:
+            await self._groups.store.commit(live.claim, changes)
+        except Fenced as err:
+            self._groups.end(live, ErrorCode.not_coordinator)
+            raise KafkaError(ErrorCode.not_coordinator) from err
+
+    # ------------------------------------------------------------ fetches
+
+    async def _fetch(self, call: Call) -> Any:
+        request = call.request
+        is_stable = call.get("require_stable", False)
+        if call.version >= 8:
+            groups = tuple(
+                [await self._fetched_group(call, one, is_stable) for one in request.groups]
+            )
+            return call.new("OffsetFetchResponse", groups=groups)
+        error, found = await self._found(request.group_id, request.topics, is_stable)
+        return call.new(
+            "OffsetFetchResponse",
+            topics=_topics(call, found, "OffsetFetchResponseTopic", "OffsetFetchResponsePartition"),
+            error_code=error,
+        )
+
+    async def _fetched_group(self, call: Call, group: Any, is_stable: bool) -> Any:  # noqa: FBT001  of the request
+        error, found = await self._found(group.group_id, group.topics, is_stable)
+        return call.new(
+            "OffsetFetchResponseGroup",
+            group_id=group.group_id,
+            error_code=error,
+            topics=_topics(
+                call, found, "OffsetFetchResponseTopics", "OffsetFetchResponsePartitions"
+            ),
+        )
+
+    async def _found(
+        self,
+        group_id: str,
+        topics: Any,
+        is_stable: bool,  # noqa: FBT001  of the request
+    ) -> tuple[ErrorCode, dict[str, dict[int, tuple[ErrorCode, Committed]]]]:
+        """Offsets by topic and partition; of all that have one if `topics` is None."""
+        store = self._groups.store
+        try:
+            self._groups.check(group_id)
+            # Before the offsets: a transaction that ends in between shows its offsets.
+            pending = await store.pending(group_id) if is_stable else set()
+            stored = await store.offsets(group_id)
+            if topics is None:
+                wanted = {name: list(offsets) for name, offsets in stored.items()}
+            else:
+                wanted = {one.name: list(one.partition_indexes) for one in topics}
+            known = (await self._gateway.topics.current()).topics if stored else {}
+        except GazetteError as err:
+            error = code_of(err)
+            named = {one.name: one.partition_indexes for one in topics or ()}
+            return error, {
+                name: dict.fromkeys(numbers, (error, _NONE)) for name, numbers in named.items()
+            }
+        found: dict[str, dict[int, tuple[ErrorCode, Committed]]] = {}
+        for name, numbers in wanted.items():
+            topic = known.get(name)
+            answers = found.setdefault(name, {})
+            for number in numbers:
+                one = stored.get(name, {}).get(number, _NONE)
+                partition = topic.partitions.get(number) if topic is not None else None
+                if partition is None or partition.listing.created != one.created:
+                    one = _NONE
+                unstable = (name, number) in pending
+                error = ErrorCode.unstable_offset_commit if unstable else ErrorCode.none
+                answers[number] = (error, _NONE if unstable else one)
+        if topics is None:
+            found = {
+                name: {n: one for n, one in answers.items() if one != (ErrorCode.none, _NONE)}
+                for name, answers in found.items()
+            }
+        return ErrorCode.none, found
+
+    # ------------------------------------------------------------ deletes
+
+    async def _delete(self, call: Call) -> Any:
+        request = call.request
+        errors: Errors = {}
+        try:
+            self._groups.check(request.group_id)
+            if await self._groups.store.record(request.group_id) is None:
+                raise KafkaError(ErrorCode.group_id_not_found)
+            live = await self._groups.get(request.group_id)
+            live.check()
+            busy = _subscribed(live.group)
+            changes: dict[str, dict[int, None]] = {}
+            for topic in request.topics:
+                for one in topic.partitions:
+                    is_busy = busy is None or topic.name in busy
+                    error = ErrorCode.group_subscribed_to_topic if is_busy else ErrorCode.none
+                    errors[topic.name, one.partition_index] = error
+                    if not is_busy:
+                        changes.setdefault(topic.name, {})[one.partition_index] = None
+            await self._store(live, changes)
+        except GazetteError as err:
+            return call.new("OffsetDeleteResponse", error_code=code_of(err), topics=())
+        topics = offset_answers(call, "OffsetDelete", request.topics, errors)
+        return call.new("OffsetDeleteResponse", error_code=ErrorCode.none, topics=topics)
+
+
+def _topics(
+    call: Call,
+    found: dict[str, dict[int, tuple[ErrorCode, Committed]]],
+    topic_kind: str,
+    partition_kind: str,
+) -> tuple[Any, ...]:
+    return tuple(
+        call.new(
+            topic_kind,
+            name=name,
+            partitions=tuple(
+                call.new(
+                    partition_kind,
+                    partition_index=number,
+                    committed_offset=one.offset,
+                    committed_leader_epoch=one.leader_epoch,
+                    metadata=one.metadata,
+                    error_code=error,
+                )
+                for number, (error, one) in answers.items()
+            ),
+        )
+        for name, answers in found.items()
+    )
+
+
+def _subscribed(group: Group) -> set[str] | None:
+    """Topics that members of a group read; None: all, as far as can be known."""
+    topics: set[str] = set()
+    read = entity_reader(ConsumerProtocolSubscription)
+    for member in group.members.values():
+        if group.protocol_type != "consumer":
+            return None
+        try:
+            # The fields of version 0 come first in all that follow.
+            data, _ = read(member.metadata(group.protocol), 2)
+        except Exception:  # noqa: BLE001  bytes of a client, which need not be what they claim
+            return None
+        topics.update(data.topics)
+    return topics

@@ -1,0 +1,397 @@
+"""InitProducerId, and the calls through which producers add to transactions and end them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, final
+
+from kio.schema.errors import ErrorCode
+
+from gazette_platform.errors import Fenced, GazetteError
+from gazette_platform.kafka.failures import KafkaError, code_of
+from gazette_platform.kafka.group_coordinator import GroupCoordinator
+from gazette_platform.kafka.group_offsets import GroupOffsets, checked_offsets, offset_answers
+from gazette_platform.kafka.live_groups import LiveGroups
+from gazette_platform.kafka.live_transactions import LiveTransactions
+from gazette_platform.kafka.topics import Form
+from gazette_platform.kafka.transactions import (
+    TxnState,
+    add_to,
+    begin_producer,
+    check_producer,
+    end_transaction,
+    init_producer,
+)
+from gazette_platform.kafka.wire import Api
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gazette_platform.kafka.gateway import Gateway
+    from gazette_platform.kafka.group_store import GroupStore
+    from gazette_platform.kafka.lanes import Lanes
+    from gazette_platform.kafka.live_transactions import LiveTransaction
+    from gazette_platform.kafka.txn_store import StoredTransaction, TxnStore
+    from gazette_platform.kafka.wire import Call, Part
+
+_log = logging.getLogger(__name__)
+
+_NEVER: Final = datetime.fromtimestamp(0, UTC)
+_TIMEOUT_MS_MAX: Final = 900_000  # as Kafka's default
+_ATTEMPTS_MAX: Final = 4
+# How long a call waits for ACKs before its client asks again, or goes on.
+_END_S: Final = 10.0
+
+
+@final
+class TxnCoordinator:
+    """Answers the calls of producers about transactions.
+
+    Args:
+        groups: those whose offsets transactions commit.
+    """
+
+    def __init__(
+        self, gateway: Gateway, transactions: LiveTransactions, groups: LiveGroups
+    ) -> None:
+        self._gateway = gateway
+        self._transactions = transactions
+        self._groups = groups
+
+    @property
+    def apis(self) -> Iterable[Api]:
+        """The calls that it answers."""
+        yield Api(22, "init_producer_id", 0, 5, self._init)
+        yield Api(24, "add_partitions_to_txn", 0, 3, self._add_partitions)
+        yield Api(25, "add_offsets_to_txn", 0, 4, self._add_offsets)
+        yield Api(26, "end_txn", 0, 4, self._end)
+        yield Api(28, "txn_offset_commit", 0, 4, self._commit_offsets)
+        yield Api(65, "describe_transactions", 0, 0, self._describe)
+        yield Api(66, "list_transactions", 0, 1, self._list)
+
+    async def start(self) -> None:
+        """Begin to watch the time."""
+        self._transactions.start()
+
+    async def stop(self) -> None:
+        """Nothing to end: other nodes go on."""
+
+    # ------------------------------------------------------------ producers
+
+    async def _init(self, call: Call) -> Any:
+        request = call.request
+        error, producer_id, epoch = ErrorCode.none, -1, -1
+        try:
+            if request.transactional_id is None:
+                producer_id, epoch = await self._transactions.store.new_producer_id(), 0
+            else:
+                claimed = call.get("producer_id", -1), call.get("producer_epoch", -1)
+                timeout_ms = round(request.transaction_timeout.total_seconds() * 1000)
+                producer_id, epoch = await self._init_transactional(
+                    request.transactional_id, claimed, timeout_ms
+                )
+        except GazetteError as err:
+            error = _old_code(call, code_of(err), since=4)
+        return call.new(
+            "InitProducerIdResponse",
+            error_code=error,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+        )
+
+    async def _init_transactional(
+        self, transactional_id: str, claimed: tuple[int, int], timeout_ms: int
+    ) -> tuple[int, int]:
+        if not 0 < timeout_ms <= _TIMEOUT_MS_MAX:
+            raise KafkaError(ErrorCode.invalid_transaction_timeout)
+        store, now_ms = self._transactions.store, self._transactions.now_ms
+        live = await self._transactions.get(transactional_id)
+        for _ in range(_ATTEMPTS_MAX):
+            await self._ended(live)
+            async with live.lock:
+                if live.stored is None:
+                    if claimed[0] >= 0:
+                        raise KafkaError(ErrorCode.invalid_producer_id_mapping)
+                    following = begin_producer(
+                        await store.new_producer_id(), timeout_ms, now_ms=now_ms
+                    )
+                else:
+                    former = live.transaction
+                    if former.is_decided:
+                        continue
+                    found = init_producer(former, claimed, timeout_ms=timeout_ms, now_ms=now_ms)
+                    following = found or begin_producer(
+                        await store.new_producer_id(), timeout_ms, now_ms=now_ms, former=former
+                    )
+                await self._transactions.save(live, following)
+            if not following.is_decided:
+                return following.producer_id, following.epoch
+            # Its former self had begun a transaction, which is aborted now.
+            if claimed[0] >= 0:
+                claimed = following.producer_id, following.epoch
+        raise KafkaError(ErrorCode.concurrent_transactions)
+
+    async def _ended(self, live: LiveTransaction) -> None:
+        """Wait until nothing is decided and not written. Raises: KafkaError: it takes long."""
+        if live.stored is None or not live.transaction.is_decided:
+            return
+        done, _ = await asyncio.wait({self._transactions.end(live)}, timeout=_END_S)
+        if not done:
+            raise KafkaError(ErrorCode.concurrent_transactions)
+
+    # ------------------------------------------------------------ parts of a transaction
+
+    async def _add_partitions(self, call: Call) -> Any:
+        request = call.request
+        topics = request.v3_and_below_topics
+        errors: dict[tuple[str, int], ErrorCode] = {}
+        journals: list[str] = []
+        try:
+            for topic in topics:
+                for number in topic.partitions:
+                    errors[topic.name, number] = ErrorCode.operation_not_attempted
+                    try:
+                        journals.append(await self._journal(topic.name, number))
+                    except KafkaError as err:
+                        errors[topic.name, number] = err.code
+            if len(journals) == len(errors):
+                claimed = (
+                    request.v3_and_below_producer_id,
+                    request.v3_and_below_producer_epoch,
+                )
+                await self._add(request.v3_and_below_transactional_id, claimed, journals=journals)
+                errors = dict.fromkeys(errors, ErrorCode.none)
+        except GazetteError as err:
+            error = _old_code(call, code_of(err), since=2)
+            errors = {(one.name, number): error for one in topics for number in one.partitions}
+        results = tuple(
+            call.new(
+                "AddPartitionsToTxnTopicResult",
+                name=topic.name,
+                results_by_partition=tuple(
+                    call.new(
+                        "AddPartitionsToTxnPartitionResult",
+                        partition_index=number,
+                        partition_error_code=errors[topic.name, number],
+                    )
+                    for number in topic.partitions
+                ),
+            )
+            for topic in topics
+        )
+        return call.new("AddPartitionsToTxnResponse", results_by_topic_v3_and_below=results)
+
+    async def _journal(self, topic: str, number: int) -> str:
+        """The journal of a partition. Raises: KafkaError: there is none, or it holds no transactions."""
+        partition = await self._gateway.topics.partition(topic, number)
+        if partition.form is Form.PLAIN:
+            text = f"topic {topic} holds no transactions (kafka.meta=none)"
+            raise KafkaError(ErrorCode.unsupported_for_message_format, text)
+        return partition.journal
+
+    async def _add_offsets(self, call: Call) -> Any:
+        request = call.request
+        error = ErrorCode.none
+        try:
+            if not request.group_id:
+                raise KafkaError(ErrorCode.invalid_group_id)
+            claimed = request.producer_id, request.producer_epoch
+            await self._add(request.transactional_id, claimed, groups=(request.group_id,))
+        except GazetteError as err:
+            error = _old_code(call, code_of(err), since=2)
+        return call.new("AddOffsetsToTxnResponse", error_code=error)
+
+    async def _add(
+        self,
+        transactional_id: str,
+        claimed: tuple[int, int],
+        *,
+        journals: Iterable[str] = (),
+        groups: Iterable[str] = (),
+    ) -> None:
+        live = await self._transactions.get(transactional_id)
+        async with live.lock:
+            former = live.transaction
+            now_ms = self._transactions.now_ms
+            following = add_to(former, claimed, journals=journals, groups=groups, now_ms=now_ms)
+            if following != former:
+                await self._transactions.save(live, following)
+
+    async def _commit_offsets(self, call: Call) -> Any:
+        request = call.request
+        try:
+            errors = await self._keep_offsets(call)
+        except GazetteError as err:
+            error = _old_code(call, code_of(err), since=2)
+            errors = {
+                (topic.name, one.partition_index): error
+                for topic in request.topics
+                for one in topic.partitions
+            }
+        topics = offset_answers(call, "TxnOffsetCommit", request.topics, errors)
+        return call.new("TxnOffsetCommitResponse", topics=topics)
+
+    async def _keep_offsets(self, call: Call) -> dict[tuple[str, int], ErrorCode]:
+        """Keep offsets until the transaction ends. This node coordinates the group, not the transaction."""
+        request, store = call.request, self._transactions.store
+        self._groups.check(request.group_id)
+        generation, member_id = call.get("generation_id", -1), call.get("member_id", "")
+        group_revision: int | None = None
+        if generation >= 0 or member_id:
+            group = self._groups.of_member(request.group_id)
+            instance = call.get("group_instance_id")
+            error = group.group.commit_error(self._groups.now, member_id, instance, generation)
+            if error is not ErrorCode.none:
+                raise KafkaError(error)
+            group_revision = group.claim.revision
+        stored = await store.load(request.transactional_id)
+        if stored is None:
+            raise KafkaError(ErrorCode.invalid_producer_id_mapping)
+        _check_open(stored, (request.producer_id, request.producer_epoch), request.group_id)
+        accepted, errors = await checked_offsets(
+            self._gateway, request.topics, now_ms=self._groups.now_ms
+        )
+        if accepted:
+            try:
+                await store.add_pending(
+                    request.group_id,
+                    request.transactional_id,
+                    stored,
+                    accepted,
+                    group_revision=group_revision,
+                )
+            except Fenced as err:
+                # The client asks again, and learns what has changed.
+                raise KafkaError(ErrorCode.coordinator_load_in_progress, str(err)) from err
+        return errors
+
+    # ------------------------------------------------------------ ends
+
+    async def _end(self, call: Call) -> Any:
+        request = call.request
+        error = ErrorCode.none
+        try:
+            live = await self._transactions.get(request.transactional_id)
+            async with live.lock:
+                former = live.transaction
+                claimed = request.producer_id, request.producer_epoch
+                following = end_transaction(former, claimed, commit=request.committed)
+                if following != former:
+                    await self._transactions.save(live, following)
+            if following.is_decided:
+                # The decision stands, so the answer is the same if this takes longer.
+                await asyncio.wait({self._transactions.end(live)}, timeout=_END_S)
+        except GazetteError as err:
+            error = _old_code(call, code_of(err), since=2)
+        return call.new("EndTxnResponse", error_code=error)
+
+    # ------------------------------------------------------------ looking at transactions
+
+    async def _list(self, call: Call) -> Any:
+        request = call.request
+        known = {str(state) for state in TxnState}
+        unknown = tuple(state for state in request.state_filters if state not in known)
+        least_ms = call.get("duration_filter", -1)
+        try:
+            stored = await self._transactions.store.all()
+        except GazetteError as err:
+            return call.new(
+                "ListTransactionsResponse",
+                error_code=code_of(err),
+                unknown_state_filters=unknown,
+                transaction_states=(),
+            )
+        now_ms = self._transactions.now_ms
+        found = tuple(
+            call.new(
+                "TransactionState",
+                transactional_id=transactional_id,
+                producer_id=one.transaction.producer_id,
+                transaction_state=str(one.transaction.state),
+            )
+            for transactional_id, one in stored.items()
+            if self._transactions.is_ours(transactional_id)
+            and (not request.state_filters or one.transaction.state in request.state_filters)
+            and (
+                not request.producer_id_filters
+                or one.transaction.producer_id in request.producer_id_filters
+            )
+            and (least_ms < 0 or now_ms - one.transaction.began_ms >= least_ms)
+        )
+        return call.new(
+            "ListTransactionsResponse",
+            error_code=ErrorCode.none,
+            unknown_state_filters=unknown,
+            transaction_states=found,
+        )
+
+    async def _describe(self, call: Call) -> Any:
+        states = [await self._described(call, one) for one in call.request.transactional_ids]
+        return call.new("DescribeTransactionsResponse", transaction_states=tuple(states))
+
+    async def _described(self, call: Call, transactional_id: str) -> Any:
+        error, state, began = ErrorCode.none, "", _NEVER
+        producer_id, epoch, timeout, topics = -1, -1, timedelta(), ()
+        try:
+            found = (await self._transactions.get(transactional_id)).stored
+            if found is None:
+                raise KafkaError(ErrorCode.transactional_id_not_found)
+            one = found.transaction
+            state, producer_id, epoch = str(one.state), one.producer_id, one.epoch
+            timeout = timedelta(milliseconds=one.timeout_ms)
+            began = datetime.fromtimestamp(one.began_ms / 1000, UTC)
+            topics = await self._topics_of(call, one.journals)
+        except GazetteError as err:
+            error = code_of(err)
+        return call.new(
+            "TransactionState",
+            error_code=error,
+            transactional_id=transactional_id,
+            transaction_state=state,
+            transaction_timeout=timeout,
+            transaction_start_time=began,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            topics=topics,
+        )
+
+    async def _topics_of(self, call: Call, journals: Iterable[str]) -> tuple[Any, ...]:
+        known = (await self._gateway.topics.current()).topics.values()
+        wanted = frozenset(journals)
+        named = {
+            topic.name: tuple(n for n, one in topic.partitions.items() if one.journal in wanted)
+            for topic in known
+        }
+        return tuple(
+            call.new("TopicData", topic=name, partitions=numbers)
+            for name, numbers in named.items()
+            if numbers
+        )
+
+
+def _check_open(stored: StoredTransaction, claimed: tuple[int, int], group_id: str) -> None:
+    transaction = stored.transaction
+    check_producer(transaction, claimed)
+    if transaction.ends_at_ms is None or group_id not in transaction.groups:
+        raise KafkaError(ErrorCode.invalid_txn_state)
+
+
+def _old_code(call: Call, code: ErrorCode, *, since: int) -> ErrorCode:
+    """The code that clients know: those of versions before `since` know no PRODUCER_FENCED."""
+    if code is ErrorCode.producer_fenced and call.version < since:
+        return ErrorCode.invalid_producer_epoch
+    return code
+
+
+def coordinator_parts(
+    gateway: Gateway, groups: GroupStore, transactions: TxnStore, lanes: Lanes
+) -> tuple[Part, ...]:
+    """All that answers calls about groups and transactions."""
+    live = LiveGroups(gateway, groups)
+    return (
+        GroupCoordinator(gateway, live),
+        GroupOffsets(gateway, live),
+        TxnCoordinator(gateway, LiveTransactions(gateway, transactions, lanes), live),
+    )

@@ -1,0 +1,233 @@
+"""Kafka's requests and answers: framing, the tables of calls and versions, and their schemas.
+
+`kio` has a class for each version of each message, generated from Kafka's own schemas. Handlers work with any version: they
+read fields of the request that the least version has, or ask with `Call.get`, and build answers with `Call.new`, which leaves
+out the fields that the version does not have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+import struct
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
+
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from gazette_platform.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import ModuleType
+
+API_VERSIONS: Final = 18
+SIZE_BYTES: Final = 4
+
+_HEAD: Final = struct.Struct(">hhi")
+_SIZE: Final = struct.Struct(">i")
+_NO_TIME: Final = timedelta()
+
+
+class Malformed(DataError):
+    """A request that is none: the connection is closed, as Kafka does."""
+
+
+class Handler(Protocol):
+    """Answers a call.
+
+    Calls of a connection are handled one after the other. A handler that returns an awaitable has done what the order matters
+    for; its answer is awaited while later calls are handled, and sent in turn. None: no answer is sent.
+    """
+
+    async def __call__(self, call: Call) -> Any:
+        """The answer: an entity made by `Call.new`, an awaitable of one, or None. Raises: what `failures` knows."""
+        ...
+
+
+class Api(NamedTuple):
+    """One kind of request, and who answers it."""
+
+    key: int
+    name: str
+    """Of the package of its schemas, such as ``list_offsets``."""
+    least: int
+    most: int
+    handle: Handler
+    said_least: int | None = None
+    """The least version that ApiVersions lists, if it is lower than what works."""
+
+
+class Part(Protocol):
+    """Some calls, and what they share."""
+
+    @property
+    def apis(self) -> Iterable[Api]:
+        """The calls that it answers."""
+        ...
+
+    async def start(self) -> None:
+        """Begin: all parts exist, and the node is registered."""
+        ...
+
+    async def stop(self) -> None:
+        """End: no call comes any more."""
+        ...
+
+
+@final
+class Peer:
+    """The other end of a connection, for handlers.
+
+    Attributes:
+        host: its address.
+        kept: what parts keep for the connection, by part.
+        principal: who it is, once it has said so.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.kept: dict[str, Any] = {}
+        self.principal = ""
+        self._closing: list[Callable[[], None]] = []
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Have `call` run once the connection is closed."""
+        self._closing.append(call)
+
+    def close(self) -> None:
+        """Run what was given to `on_close`."""
+        closing, self._closing = self._closing, []
+        for call in closing:
+            call()
+
+
+@final
+class Call:
+    """One request of a client.
+
+    Attributes:
+        request: as `kio` decodes it.
+        peer: the connection it came by.
+    """
+
+    def __init__(self, api: Api, head: Head, client_id: str, request: Any, peer: Peer) -> None:
+        self.api = api
+        self.version = head.version
+        self.correlation_id = head.correlation_id
+        self.client_id = client_id
+        self.request = request
+        self.peer = peer
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field of the request, or `default` if this version has none."""
+        return getattr(self.request, name, default)
+
+    def new(self, kind: str, /, **fields: Any) -> Any:
+        """An entity of the answer. Fields that this version does not have are left out.
+
+        Args:
+            kind: its class, such as ``MetadataResponseTopic``.
+            fields: their values; ``throttle_time`` need not be given.
+        """
+        return maker(self.api.name, self.version, kind)(fields)
+
+
+@cache
+def _module(name: str, version: int, kind: str) -> ModuleType:
+    return importlib.import_module(f"kio.schema.{name}.v{version}.{kind}")
+
+
+@cache
+def maker(
+    api: str, version: int, name: str, kind: str = "response"
+) -> Callable[[dict[str, Any]], Any]:
+    """Makes entities of fields, and leaves out those that the version does not have."""
+    entity = getattr(_module(api, version, kind), name)
+    known = frozenset(field.name for field in dataclasses.fields(entity))
+    throttled = "throttle_time" in known
+
+    def make(fields: dict[str, Any]) -> Any:
+        if throttled:
+            fields.setdefault("throttle_time", _NO_TIME)
+        if not fields.keys() <= known:
+            fields = {key: value for key, value in fields.items() if key in known}
+        return entity(**fields)
+
+    return make
+
+
+def message_class(name: str, version: int, kind: str) -> Any:
+    """The class of a message; `kind` is ``request`` or ``response``."""
+    words = name.title().replace("_", "")
+    return getattr(_module(name, version, kind), f"{words}{kind.title()}")
+
+
+class Head(NamedTuple):
+    """What every request begins with."""
+
+    key: int
+    version: int
+    correlation_id: int
+
+
+def read_head(frame: bytes) -> Head:
+    """Raises: Malformed: the frame is too short."""
+    if len(frame) < _HEAD.size:
+        raise Malformed(f"a request of {len(frame)} bytes has no header")
+    return Head(*_HEAD.unpack_from(frame))
+
+
+def read_call(api: Api, frame: bytes, peer: Peer) -> Call:
+    """The call of a frame, whose version the API has. Raises: Malformed."""
+    head = read_head(frame)
+    kind = message_class(api.name, head.version, "request")
+    try:
+        header, size = entity_reader(kind.__header_schema__)(frame, 0)
+        request, _ = entity_reader(kind)(
+            frame, size
+        )  # librdkafka adds bytes, and Kafka passes over them
+    except Exception as err:
+        raise Malformed(f"{api.name} v{head.version}: {type(err).__name__}: {err}") from err
+    return Call(api, head, header.client_id or "", request, peer)
+
+
+def answer_bytes(correlation_id: int, answer: Any) -> bytes:
+    """The frame of an answer, with its size."""
+    header = answer.__header_schema__
+    buffer = io.BytesIO()
+    buffer.write(b"\0\0\0\0")
+    entity_writer(header)(buffer, header(correlation_id=correlation_id))
+    entity_writer(type(answer))(buffer, answer)
+    size = buffer.tell() - SIZE_BYTES
+    view = buffer.getbuffer()
+    _SIZE.pack_into(view, 0, size)
+    view.release()
+    return buffer.getvalue()
+
+
+def versions_answer(
+    apis: Mapping[int, Api], version: int, *, error: ErrorCode = ErrorCode.none
+) -> Any:
+    """The answer to ApiVersions."""
+    entries = tuple(
+        maker("api_versions", version, "ApiVersion")(
+            {
+                "api_key": api.key,
+                "min_version": api.least if api.said_least is None else api.said_least,
+                "max_version": api.most,
+            }
+        )
+        for api in sorted(apis.values())
+    )
+    fields = {"error_code": error, "api_keys": entries}
+    return maker("api_versions", version, "ApiVersionsResponse")(fields)
+
+
+def unsupported_answer(apis: Mapping[int, Api], frame: bytes) -> bytes:
+    """The answer to ApiVersions of an unknown version: version 0, so that the client asks again."""
+    answer = versions_answer(apis, 0, error=ErrorCode.unsupported_version)
+    return answer_bytes(read_head(frame).correlation_id, answer)
