@@ -12,8 +12,9 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
+import grpc
 import pytest
-from dagster._grpc.client import DagsterGrpcClient
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from spark_servers import connect_server
 
 from gazette_platform.client import AsyncClient, ClientConfig
@@ -329,14 +330,8 @@ async def test_dagster_serves_our_definitions(image_of_all, root_folder_of_all, 
         "name: shop.orders\nselector: name:prefix=orders/\nformat: json\ncolumns: [{name: n, type: bigint}]\n"
     )
     port = free_port()
-    arguments = (
-        "-h",
-        "127.0.0.1",
-        "-p",
-        str(port),
-        "--module-name",
-        "gazette_platform.definitions",
-    )
+    module = "gazette_platform.definitions"  # if it cannot be loaded, the server ends
+    arguments = ("-h", "127.0.0.1", "-p", str(port), "--module-name", module)
     env = {
         "GAZETTE_BROKER_ADDRESS": "http://127.0.0.1:1",
         "GAZETTE_METASTORE_URI": "thrift://127.0.0.1:1",
@@ -347,33 +342,29 @@ async def test_dagster_serves_our_definitions(image_of_all, root_folder_of_all, 
         "GAZETTE_WAREHOUSE": "s3://lake/warehouse",
         "GRPC_ENABLE_FORK_SUPPORT": "0",
     }
-    server = Contained(
-        tmp_path / "dagster",
-        root_folder_of_all,
-        image_of_all,
-        "dagster",
-        "api",
-        "grpc",
-        *arguments,
-        **env,
-    )
+    made = (tmp_path / "dagster", root_folder_of_all, image_of_all)
+    server = Contained(*made, "dagster", "api", "grpc", *arguments, **env)
     server.start()
     try:
-        client = DagsterGrpcClient(host="127.0.0.1", port=port)
         await eventually(
-            lambda: asyncio.to_thread(serves, client, server),
+            lambda: asyncio.to_thread(serves, port, server),
             timeout_s=patient(90),
             what="the code server answers",
         )
-        listed = json.loads(await asyncio.to_thread(client.list_repositories))
-        assert listed["__class__"] == "ListRepositoriesResponse", listed
     finally:
         server.stop()
 
 
-def serves(client, server):
+def serves(port, server):
+    """Ask as the probe of Dagster's chart does."""
     assert server.process.poll() is None, server.text()
-    return client.health_check_query() == "SERVING"
+    request = health_pb2.HealthCheckRequest(service="DagsterApi")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+        except grpc.RpcError:
+            return False
+    return answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.mark.spark
