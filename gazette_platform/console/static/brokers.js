@@ -1,4 +1,4 @@
-// The brokers of the cluster: zones, limits, journals; and what the asked one has done in the last hour.
+// The brokers of the cluster: zones, limits, journals and vitals; and what the asked one has done in the last hour.
 
 import { ApiError, get, lines } from "./api.js";
 import { details, every, h, plot, refill, table } from "./dom.js";
@@ -6,16 +6,22 @@ import { bytes, count, duration, rate } from "./format.js";
 
 const ASK_S = 10;
 
+const percent = (share) => (share === undefined ? "" : `${(100 * share).toFixed(1)} %`);
+
 export function brokersPage(root, query, report) {
   const place = h("div", { class: "view" });
   root.append(h("h1", {}, "Brokers"), place);
   const abort = new AbortController();
   let served;
+  const before = new Map(); // vitals by broker, as of the last time
   const end = every(ASK_S, async () => {
     try {
       const { brokers, own } = await get("brokers", {}, abort.signal);
       served = await journalsOf(abort.signal, served);
-      for (const broker of brokers) Object.assign(broker, served.brokers.get(broker.name));
+      for (const broker of brokers) {
+        Object.assign(broker, served.brokers.get(broker.name), { rates: ratesOf(before.get(broker.name), broker.vitals) });
+        if (broker.vitals) before.set(broker.name, { ...broker.vitals, rates: broker.rates });
+      }
       const { missing } = served;
       refill(place, JSON.stringify([brokers, own, missing]), brokersTable(brokers), missingText(missing), ownView(own));
       report(null);
@@ -52,6 +58,15 @@ async function journalsOf(signal, last) {
   return { brokers, missing, revision };
 }
 
+// What a broker did each second between two answers; they come from a cache for some seconds.
+function ratesOf(before, now) {
+  const seconds = before && now ? now.at - before.at : 0;
+  if (seconds < 0 || !before || !now) return undefined;
+  if (seconds === 0) return before.rates;
+  const each = (name) => Math.max(0, now[name] - before[name]) / seconds;
+  return { appended: each("appended_bytes"), cpu: each("cpu_s") };
+}
+
 function brokersTable(brokers) {
   return table("Brokers", [
     ["Broker", (one) => [one.name, one.is_own ? h("span", { class: "soft" }, " (serves this page)") : ""]],
@@ -61,6 +76,11 @@ function brokersTable(brokers) {
     ["Primary of", (one) => count(one.primaries ?? 0), "number"],
     ["Limit", (one) => count(one.limit), "number"],
     ["Load", (one) => (one.limit ? `${Math.round((100 * (one.journals ?? 0)) / one.limit)} %` : ""), "number"],
+    ["Appended", (one) => rate(one.rates?.appended), "number"],
+    ["Unpersisted", (one) => bytes(one.vitals?.unpersisted_bytes), "number"],
+    ["CPU", (one) => percent(one.rates?.cpu), "number"],
+    ["Memory", (one) => bytes(one.vitals?.memory_bytes), "number"],
+    ["Lease left", (one) => (one.vitals ? duration(one.vitals.lease_left_s) : h("span", { class: "bad" }, one.error)), "number"],
   ], brokers);
 }
 
@@ -84,7 +104,7 @@ function ownView({ vitals, samples, every_s: everyS }) {
       plot("Appended", rates(1), rate),
       plot("Appends", rates(2), (value) => `${value.toFixed(1)}/s`),
       plot("Unpersisted", samples.map((one) => [one[0], one[3]]), bytes),
-      plot("CPU", rates(4), (value) => `${(100 * value).toFixed(1)} %`),
+      plot("CPU", rates(4), percent),
       plot("Late", samples.map((one) => [one[0], one[5]]), (value) => `${Math.round(1000 * value)} ms`)),
     h("p", { class: "soft" }, `A sample each ${everyS} s, for an hour. Late is how long the event loop kept the sampler waiting.`),
   ];

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from gazette_platform.protocol.pb import protocol_pb2 as gazette__platform_dot_protocol_dot_pb_dot_protocol__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(gazette_platform/protocol/pb/admin.proto\x12\x10gazette_platform\x1a+gazette_platform/protocol/pb/protocol.proto\"\x15\n\x13HttpEndpointRequest\"(\n\x14HttpEndpointResponse\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\"n\n\x0c\x46lushRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\x12\x10\n\x08gives_up\x18\x04 \x01(\x08\"`\n\rFlushResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\"\x82\x01\n\x10ResetHeadRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x12\x0f\n\x07give_up\x18\x05 \x01(\x08\"\xc8\x01\n\x11ResetHeadResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0c\n\x04head\x18\x03 \x01(\x03\x12\x13\n\x0bwas_refused\x18\x04 \x01(\x08\x12\x30\n\x07\x61waited\x18\x05 \x03(\x0b\x32\x1f.gazette_platform.AwaitedBroker\x12\x1a\n\x12store_health_error\x18\x06 \x01(\t\"I\n\rAwaitedBroker\x12$\n\x02id\x18\x01 \x01(\x0b\x32\x18.protocol.ProcessSpec.ID\x12\x12\n\nis_running\x18\x02 \x01(\x08\"$\n\x12\x43heckStoresRequest\x12\x0e\n\x06stores\x18\x01 \x03(\t\"h\n\x13\x43heckStoresResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12/\n\x07refused\x18\x02 \x03(\x0b\x32\x1e.gazette_platform.RefusedStore\"-\n\x0cRefusedStore\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x14\n\x12ListBrokersRequest\"^\n\x13ListBrokersResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12%\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x14.protocol.BrokerSpec\"\xbb\x01\n\tSavepoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\x07offsets\x18\x02 \x03(\x0b\x32(.gazette_platform.Savepoint.OffsetsEntry\x12\x12\n\ncreated_at\x18\x03 \x01(\x03\x12\x10\n\x08journals\x18\x04 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x05 \x03(\x03\x1a.\n\x0cOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"V\n\x13PutSavepointRequest\x12.\n\tsavepoint\x18\x01 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\x12\x0f\n\x07replace\x18\x02 \x01(\x08\"h\n\x14PutSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"#\n\x13GetSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"h\n\x14GetSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"\'\n\x15ListSavepointsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"k\n\x16ListSavepointsResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12/\n\nsavepoints\x18\x02 \x03(\x0b\x32\x1b.gazette_platform.Savepoint\"&\n\x16\x44\x65leteSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x17\x44\x65leteSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header2\xac\x06\n\x05\x41\x64min\x12H\n\x05\x46lush\x12\x1e.gazette_platform.FlushRequest\x1a\x1f.gazette_platform.FlushResponse\x12T\n\tResetHead\x12\".gazette_platform.ResetHeadRequest\x1a#.gazette_platform.ResetHeadResponse\x12@\n\x0b\x41ppendWhole\x12\x17.protocol.AppendRequest\x1a\x18.protocol.AppendResponse\x12Z\n\x0b\x43heckStores\x12$.gazette_platform.CheckStoresRequest\x1a%.gazette_platform.CheckStoresResponse\x12Z\n\x0bListBrokers\x12$.gazette_platform.ListBrokersRequest\x1a%.gazette_platform.ListBrokersResponse\x12]\n\x0cPutSavepoint\x12%.gazette_platform.PutSavepointRequest\x1a&.gazette_platform.PutSavepointResponse\x12]\n\x0cGetSavepoint\x12%.gazette_platform.GetSavepointRequest\x1a&.gazette_platform.GetSavepointResponse\x12\x63\n\x0eListSavepoints\x12\'.gazette_platform.ListSavepointsRequest\x1a(.gazette_platform.ListSavepointsResponse\x12\x66\n\x0f\x44\x65leteSavepoint\x12(.gazette_platform.DeleteSavepointRequest\x1a).gazette_platform.DeleteSavepointResponse2n\n\rConsumerAdmin\x12]\n\x0cHttpEndpoint\x12%.gazette_platform.HttpEndpointRequest\x1a&.gazette_platform.HttpEndpointResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(gazette_platform/protocol/pb/admin.proto\x12\x10gazette_platform\x1a+gazette_platform/protocol/pb/protocol.proto\"\x15\n\x13HttpEndpointRequest\"(\n\x14HttpEndpointResponse\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\"n\n\x0c\x46lushRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\x12\x10\n\x08gives_up\x18\x04 \x01(\x08\"`\n\rFlushResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\"\x82\x01\n\x10ResetHeadRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x12\x0f\n\x07give_up\x18\x05 \x01(\x08\"\xc8\x01\n\x11ResetHeadResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0c\n\x04head\x18\x03 \x01(\x03\x12\x13\n\x0bwas_refused\x18\x04 \x01(\x08\x12\x30\n\x07\x61waited\x18\x05 \x03(\x0b\x32\x1f.gazette_platform.AwaitedBroker\x12\x1a\n\x12store_health_error\x18\x06 \x01(\t\"I\n\rAwaitedBroker\x12$\n\x02id\x18\x01 \x01(\x0b\x32\x18.protocol.ProcessSpec.ID\x12\x12\n\nis_running\x18\x02 \x01(\x08\"$\n\x12\x43heckStoresRequest\x12\x0e\n\x06stores\x18\x01 \x03(\t\"h\n\x13\x43heckStoresResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12/\n\x07refused\x18\x02 \x03(\x0b\x32\x1e.gazette_platform.RefusedStore\"-\n\x0cRefusedStore\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x14\n\x12ListBrokersRequest\"^\n\x13ListBrokersResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12%\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x14.protocol.BrokerSpec\"\x12\n\x10GetVitalsRequest\"\x83\x01\n\x11GetVitalsResponse\x12?\n\x06vitals\x18\x01 \x03(\x0b\x32/.gazette_platform.GetVitalsResponse.VitalsEntry\x1a-\n\x0bVitalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xbb\x01\n\tSavepoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\x07offsets\x18\x02 \x03(\x0b\x32(.gazette_platform.Savepoint.OffsetsEntry\x12\x12\n\ncreated_at\x18\x03 \x01(\x03\x12\x10\n\x08journals\x18\x04 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x05 \x03(\x03\x1a.\n\x0cOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"V\n\x13PutSavepointRequest\x12.\n\tsavepoint\x18\x01 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\x12\x0f\n\x07replace\x18\x02 \x01(\x08\"h\n\x14PutSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"#\n\x13GetSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"h\n\x14GetSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"\'\n\x15ListSavepointsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"k\n\x16ListSavepointsResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12/\n\nsavepoints\x18\x02 \x03(\x0b\x32\x1b.gazette_platform.Savepoint\"&\n\x16\x44\x65leteSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x17\x44\x65leteSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header2\x82\x07\n\x05\x41\x64min\x12H\n\x05\x46lush\x12\x1e.gazette_platform.FlushRequest\x1a\x1f.gazette_platform.FlushResponse\x12T\n\tResetHead\x12\".gazette_platform.ResetHeadRequest\x1a#.gazette_platform.ResetHeadResponse\x12@\n\x0b\x41ppendWhole\x12\x17.protocol.AppendRequest\x1a\x18.protocol.AppendResponse\x12Z\n\x0b\x43heckStores\x12$.gazette_platform.CheckStoresRequest\x1a%.gazette_platform.CheckStoresResponse\x12Z\n\x0bListBrokers\x12$.gazette_platform.ListBrokersRequest\x1a%.gazette_platform.ListBrokersResponse\x12T\n\tGetVitals\x12\".gazette_platform.GetVitalsRequest\x1a#.gazette_platform.GetVitalsResponse\x12]\n\x0cPutSavepoint\x12%.gazette_platform.PutSavepointRequest\x1a&.gazette_platform.PutSavepointResponse\x12]\n\x0cGetSavepoint\x12%.gazette_platform.GetSavepointRequest\x1a&.gazette_platform.GetSavepointResponse\x12\x63\n\x0eListSavepoints\x12\'.gazette_platform.ListSavepointsRequest\x1a(.gazette_platform.ListSavepointsResponse\x12\x66\n\x0f\x44\x65leteSavepoint\x12(.gazette_platform.DeleteSavepointRequest\x1a).gazette_platform.DeleteSavepointResponse2n\n\rConsumerAdmin\x12]\n\x0cHttpEndpoint\x12%.gazette_platform.HttpEndpointRequest\x1a&.gazette_platform.HttpEndpointResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gazette_platform.protocol.pb.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GETVITALSRESPONSE_VITALSENTRY']._loaded_options = None
+  _globals['_GETVITALSRESPONSE_VITALSENTRY']._serialized_options = b'8\001'
   _globals['_SAVEPOINT_OFFSETSENTRY']._loaded_options = None
   _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_options = b'8\001'
   _globals['_HTTPENDPOINTREQUEST']._serialized_start=107
@@ -58,28 +60,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTBROKERSREQUEST']._serialized_end=1004
   _globals['_LISTBROKERSRESPONSE']._serialized_start=1006
   _globals['_LISTBROKERSRESPONSE']._serialized_end=1100
-  _globals['_SAVEPOINT']._serialized_start=1103
-  _globals['_SAVEPOINT']._serialized_end=1290
-  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_start=1244
-  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_end=1290
-  _globals['_PUTSAVEPOINTREQUEST']._serialized_start=1292
-  _globals['_PUTSAVEPOINTREQUEST']._serialized_end=1378
-  _globals['_PUTSAVEPOINTRESPONSE']._serialized_start=1380
-  _globals['_PUTSAVEPOINTRESPONSE']._serialized_end=1484
-  _globals['_GETSAVEPOINTREQUEST']._serialized_start=1486
-  _globals['_GETSAVEPOINTREQUEST']._serialized_end=1521
-  _globals['_GETSAVEPOINTRESPONSE']._serialized_start=1523
-  _globals['_GETSAVEPOINTRESPONSE']._serialized_end=1627
-  _globals['_LISTSAVEPOINTSREQUEST']._serialized_start=1629
-  _globals['_LISTSAVEPOINTSREQUEST']._serialized_end=1668
-  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_start=1670
-  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_end=1777
-  _globals['_DELETESAVEPOINTREQUEST']._serialized_start=1779
-  _globals['_DELETESAVEPOINTREQUEST']._serialized_end=1817
-  _globals['_DELETESAVEPOINTRESPONSE']._serialized_start=1819
-  _globals['_DELETESAVEPOINTRESPONSE']._serialized_end=1878
-  _globals['_ADMIN']._serialized_start=1881
-  _globals['_ADMIN']._serialized_end=2693
-  _globals['_CONSUMERADMIN']._serialized_start=2695
-  _globals['_CONSUMERADMIN']._serialized_end=2805
+  _globals['_GETVITALSREQUEST']._serialized_start=1102
+  _globals['_GETVITALSREQUEST']._serialized_end=1120
+  _globals['_GETVITALSRESPONSE']._serialized_start=1123
+  _globals['_GETVITALSRESPONSE']._serialized_end=1254
+  _globals['_GETVITALSRESPONSE_VITALSENTRY']._serialized_start=1209
+  _globals['_GETVITALSRESPONSE_VITALSENTRY']._serialized_end=1254
+  _globals['_SAVEPOINT']._serialized_start=1257
+  _globals['_SAVEPOINT']._serialized_end=1444
+  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_start=1398
+  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_end=1444
+  _globals['_PUTSAVEPOINTREQUEST']._serialized_start=1446
+  _globals['_PUTSAVEPOINTREQUEST']._serialized_end=1532
+  _globals['_PUTSAVEPOINTRESPONSE']._serialized_start=1534
+  _globals['_PUTSAVEPOINTRESPONSE']._serialized_end=1638
+  _globals['_GETSAVEPOINTREQUEST']._serialized_start=1640
+  _globals['_GETSAVEPOINTREQUEST']._serialized_end=1675
+  _globals['_GETSAVEPOINTRESPONSE']._serialized_start=1677
+  _globals['_GETSAVEPOINTRESPONSE']._serialized_end=1781
+  _globals['_LISTSAVEPOINTSREQUEST']._serialized_start=1783
+  _globals['_LISTSAVEPOINTSREQUEST']._serialized_end=1822
+  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_start=1824
+  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_end=1931
+  _globals['_DELETESAVEPOINTREQUEST']._serialized_start=1933
+  _globals['_DELETESAVEPOINTREQUEST']._serialized_end=1971
+  _globals['_DELETESAVEPOINTRESPONSE']._serialized_start=1973
+  _globals['_DELETESAVEPOINTRESPONSE']._serialized_end=2032
+  _globals['_ADMIN']._serialized_start=2035
+  _globals['_ADMIN']._serialized_end=2933
+  _globals['_CONSUMERADMIN']._serialized_start=2935
+  _globals['_CONSUMERADMIN']._serialized_end=3045
 # @@protoc_insertion_point(module_scope)
