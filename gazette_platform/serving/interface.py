@@ -92,7 +92,7 @@ class ContentSource(Protocol):
     """The messages of an append that follow its first."""
 
     async def next(self) -> bytes | None:
-        """The next message as it came from the wire; None at the end of the stream.
+        """The next message as it came from the wire, a large one as a bytearray; None at the end of the stream.
 
         Raises: RpcFailed: the stream broke.
         Cancellation: ends the RPC.
@@ -115,7 +115,7 @@ class MessageStream(Protocol):
     """A call with streams on both sides."""
 
     async def next(self) -> bytes | None:
-        """The next message of the caller; None once it ended its side.
+        """The next message of the caller, a large one as a bytearray; None once it ended its side.
 
         Raises: RpcFailed: the stream broke.
         Cancellation: ends the RPC.
@@ -280,7 +280,7 @@ class OutgoingCall(Protocol):
         ...
 
     async def next(self) -> bytes | None:
-        """The next message; None at the end of a call that succeeded."""
+        """The next message, a large one as a bytearray; None at the end of a call that succeeded."""
         ...
 
     def listen(self, take: Callable[[bytes], None]) -> None:

@@ -107,8 +107,12 @@ class _Method:
         )
         self._is_coroutine = inspect.iscoroutinefunction(self._invoke)
         self._is_async = self._is_coroutine or inspect.isasyncgenfunction(self._invoke)
-        self.decode: Callable[[bytes], Any] = handler.request_deserializer or bytes
+        self._decode: Callable[[bytes], Any] = handler.request_deserializer or bytes
         self.encode: Callable[[Any], bytes] = handler.response_serializer or bytes
+
+    def decode(self, raw: bytes) -> Any:
+        """Return a request as the application has it, whose own decoders expect nothing but bytes."""
+        return self._decode(bytes(raw))
 
     async def serve(self, call: ServedCall, metadata: Metadata) -> None:
         """As `BidiStream` has it."""

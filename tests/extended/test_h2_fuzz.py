@@ -23,14 +23,14 @@ if "serve" in sys.orig_argv:
     from gazette_platform.serving.h2.server import Connection
     from gazette_platform.testing.waiting import block_for
 
-    received, kept = Connection.data_received, []
+    received, kept = Connection.receive, []
 
     def planted(self, data):
         if b"planted!" in data:
             {fault}
         received(self, data)
 
-    Connection.data_received = planted
+    Connection.receive = planted
 """
 # The ping, and DATA on no stream, which ends the connection.
 TRIGGER = preface() + frame(PING, 0, 0, b"planted!") + frame(DATA, 0, 0, b"x")

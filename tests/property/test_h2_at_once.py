@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from http2_bench import START, frames_of, headers, message
+from http2_bench import START, frames_of, give, headers, message
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from gazette_platform.broker.context import BrokerMetrics
@@ -133,19 +133,19 @@ async def play(steps, *, window, is_at_once):
     shared.deadlines.start(shared.loop)
     connection, transport = Connection(shared), Transport()
     connection.connection_made(transport)
-    connection.data_received(START + settings({Setting.INITIAL_WINDOW_SIZE: window}))
+    give(connection, START + settings({Setting.INITIAL_WINDOW_SIZE: window}))
     for step in steps:
         if isinstance(step, bytes):
-            connection.data_received(step)
+            give(connection, step)
         elif callable(step):
             step(connection)
         else:
             await turns(step)
     for call in tuple(connection.streams.values()):
         if not call.is_ended:  # a client that leaves
-            connection.data_received(reset(call.id, 8))
+            give(connection, reset(call.id, 8))
     for call in tuple(connection.streams.values()):
-        connection.data_received(window_update(call.id, 1 << 20))
+        give(connection, window_update(call.id, 1 << 20))
     await eventually(lambda: not shared.tasks and not connection.streams)
     await turns(2)
     assert (connection.unstarted, connection.unread, shared.deadlines._steps) == (0, 0, {})

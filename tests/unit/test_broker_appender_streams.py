@@ -1,9 +1,11 @@
-"""The appender: appends whose content comes in pieces."""
+"""The appender: appends whose content comes in pieces, and what is kept of content."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import weakref
 
 import pytest
 from appender_bench import Stream, running_bench, span, spec
@@ -164,3 +166,14 @@ async def test_appends_batched_before_a_stream_are_committed_first(bench):
     assert span(await before) == (Status.OK, 2, 3)
     stream.pieces.put_nowait(b"")
     assert span(await streamed) == (Status.OK, 3, 4)
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])
+async def test_content_is_let_go_of_once_it_is_appended(bench, size):
+    """Ten thousand journals would else keep what each was sent last."""
+    contents = [memoryview(bytes([65 + n]) * size) for n in range(4)]
+    kept = [weakref.ref(content) for content in contents]
+    await asyncio.gather(*(bench.append(content) for content in contents))
+    del contents
+    await eventually(lambda: bench.appender.is_idle)
+    assert [each() for each in kept] == [None] * 4

@@ -122,6 +122,24 @@ def a_run(application, store=None, publisher=None, **spec):
     )
 
 
+async def test_what_was_published_is_on_its_way_before_its_commit_is_prepared():
+    """It takes a turn to begin, and one to be written."""
+    loop, written = asyncio.get_running_loop(), []
+
+    class Publishing(Consuming):
+        def consume(self, txn, envelope):
+            loop.call_soon(lambda: loop.call_soon(written.append, envelope.message))
+
+    class Noting(Store):
+        def start_commit(self, checkpoint, after):
+            self.written = [*written]
+            return super().start_commit(checkpoint, after)
+
+    store = Noting()
+    await a_run(Publishing([message(1, Flags.OUTSIDE_TXN)]), store).run()
+    assert store.written == [1]
+
+
 async def test_ct5_the_longest_time_ends_a_transaction_within_a_sequence():
     application, store, publisher = Consuming(SPAN, seconds=0.6), Store(), Publisher()
     await a_run(application, store, publisher).run()

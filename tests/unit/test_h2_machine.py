@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from random import Random
 
 import pytest
 from hpack import Encoder
@@ -222,6 +223,74 @@ def test_fault_is_found_byte_by_byte(raw, outcome):
         machine.receive(bytes((byte,)))
     machine.receive(rest)
     assert machine.outcome() == outcome
+
+
+def give(machine, raw, dice):
+    """Give what a peer sent in pieces, and large messages where they belong. Returns: bytes of the latter."""
+    view, placed = memoryview(raw), 0
+    while view:
+        place = machine.place()
+        size = min(dice.choice((1, 9, 1000, 70_000, 400_000)), len(view))
+        if place is None:
+            machine.receive(bytes(view[:size]))
+        else:
+            size = min(size, len(place))
+            place[:size] = view[:size]
+            machine.filled(size)
+            placed += size
+        view = view[size:]
+    return placed
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_messages_that_are_received_where_they_belong_are_the_same(seed):
+    """However they are cut: several of them in a frame, several frames for one, and padding behind."""
+    dice, raw, number = Random(seed), b"", 1
+    for number in range(1, 16, 2):
+        sizes = dice.choices((0, 5, 65_535, 65_536, 131_072, 300_000), k=3)
+        body = b"".join(message(dice.randbytes(size)) for size in sizes)
+        raw += headers(number)
+        while body:
+            size = dice.choice((100, 80_000, 900_000, 900_000))
+            content, body = body[:size], body[size:]
+            end = 0 if body else END_STREAM
+            if dice.random() < 0.3:
+                raw += frame(DATA, PADDED | end, number, b"\x07" + content + bytes(7))
+            else:
+                raw += frame(DATA, end, number, content)
+    whole, machine = played(raw), Recorder()
+    machine.receive(START)
+    assert give(machine, raw, dice) > 100_000
+    assert machine.outcome() is None
+    assert messages(machine) == messages(whole)
+    assert (machine.unread, machine.streams.keys()) == (0, whole.streams.keys())
+
+
+def messages(machine):
+    return [event for event in machine.events if event[0] in {"message", "end"}]
+
+
+def test_what_is_announced_takes_no_memory_before_it_comes():
+    """Only a frame has a place, which its peer's windows allow; not a message that is longer than it."""
+    machine = played(OPEN + frame(DATA, 0, 1, message(bytes(900_000))[:200_000]))
+    assert machine.place() is None
+    machine.receive(frame(DATA, 0, 1, bytes(500_000))[:100])
+    assert machine.place() is None
+    machine = played(OPEN + frame(DATA, 0, 1, message(bytes(200_000)))[:100])
+    assert len(machine.place()) == 200_000 - 100 + 9 + 5
+
+
+def test_a_place_ends_with_its_stream():
+    raw = frame(DATA, 0, 1, message(bytes(200_000)))
+    machine = played(OPEN + raw[:100])
+    machine.place()[:] = bytes(200_014 - 100)
+    machine.filled(50_000)
+    machine.cancel(machine.opened[1])
+    assert machine.place() is None
+    assert machine.outcome() == stream(E.CANCEL)
+    machine.receive(raw[50_100:] + headers(3) + frame(DATA, END_STREAM, 3, message(b"next")))
+    assert machine.outcome() is None
+    assert messages(machine)[-2:] == [("message", 3, b"next"), ("end", 3)]
 
 
 SOUND = {

@@ -191,6 +191,10 @@ class Appender:
 
     def _rest(self) -> None:
         self._running = False
+        # All of them are answered, or their answer holds them: what a journal was sent last must not stay in
+        # memory until its next append.
+        self._in_hand = []
+        self._planner.rest()
         if self._closed:
             self._idle.set()
 
@@ -278,7 +282,8 @@ class Appender:
 
     async def _advance(self, pending: Pending) -> None:
         """Wait for what the queue's head waits for, unless this appender is closing."""
-        wait = pending.wait
+        # It refers back to its append: a cycle, which would keep the content until a garbage collection.
+        wait, pending.wait = pending.wait, None
         assert wait is not None
         if wait.is_content:
             # It leaves the queue first: from now on it has the journal to itself, and ends by its

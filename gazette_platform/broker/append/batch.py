@@ -219,6 +219,10 @@ class Planner:
                 break
             queue.popleft()
 
+    def rest(self) -> None:
+        """Let go of the batch that was planned last."""
+        self._batch = []
+
     def forget(self) -> None:
         """Check everything again: the journal is about to leave this broker."""
         self._known_at = -1

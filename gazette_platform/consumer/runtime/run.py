@@ -56,6 +56,8 @@ M = TypeVar("M")
 _TAKE_MAX: Final = 1024
 # Seconds for which messages are consumed one by one before others of the event loop have a turn.
 _SLICE_S: Final = 0.01
+# Turns of the event loop in which an append that was just accepted begins, and is written.
+_SEND_TURNS: Final = 2
 
 
 @final
@@ -315,6 +317,9 @@ class Run(Generic[StoreT, M]):
         with step("txnStartCommit"):
             with step("app.FinalizeTxn"):
                 await done(self._application.finalize(txn))
+            # What was published is on its way to the broker while the commit, which comes after it, is prepared.
+            for _ in range(_SEND_TURNS):
+                await asyncio.sleep(0)
             # From here on nothing waits: whatever is published later comes behind these ACKs.
             intents = tuple(self._publisher.build_acks())
             now = clock_of(int(self._clock.unix_s() * 1e9))

@@ -149,6 +149,7 @@ def problems_among(
         rollups: names of rollups.
     """
     found: list[ValidationError] = []
+    # An applied file replaces the one of its name, so it can only clash with the others.
     stays = {name: spec for name, spec in folder.items() if name not in {f.name for f in files}}
     owners = {spec.name: name for name, spec in stays.items()}
     tables: dict[str, str] = {}
@@ -311,6 +312,7 @@ def put_files(files: Iterable[FolderFile], folder: Path) -> list[str]:
         if not file.is_changed:
             continue
         # A name with a dot is none that sensors read.
+        # A crash must leave a whole file under the name, the former or the new one: sensors read the folder at any time.
         handle, path = tempfile.mkstemp(prefix=f".{file.name}.", dir=folder)
         try:
             with os.fdopen(handle, "wb") as out:
@@ -324,6 +326,8 @@ def put_files(files: Iterable[FolderFile], folder: Path) -> list[str]:
             raise
         put.append(file.name)
     if put:
+        # Names reach the disk with their folder. The caller may drop a table next, and after a power cut the sensor must not
+        # make it again by the former spec.
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -374,6 +378,8 @@ def why_missed(states: Sequence[PartitionState], held: Mapping[str, HeldNow]) ->
         now = held.get(state.journal)
         if now is None:
             return f"its rows of {state.journal} would be gone, because that journal is"
+        # Beyond the head: brokers lost the end of the journal, or have another one of that name. Their listing would not
+        # bring these rows back.
         if is_another(state.created, now.created) or state.ranges[-1][1] > now.head:
             return (
                 f"its rows of {state.journal} would be gone, because that journal was deleted and made again since (if it "
@@ -418,6 +424,9 @@ def why_doubled(
 
 def drop_entries(session: MetastoreSession, entries: Sequence[HiveTable]) -> None:
     """Drop the entries of a table while no sensor changes it. Idempotent; files stay."""
+    # Views first, as they are ordered: a crash in between leaves a table without views, which the same command finds again.
+    # Under the lock, because a registrar between its read and its write would count into the new table what it read of
+    # the former one.
     for entry in entries:
         with session.accounts_lock(entry.database, entry.name) as lock:
             lock.require()

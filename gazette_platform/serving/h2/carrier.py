@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, final
 
@@ -103,6 +104,20 @@ WRITE_BYTES: Final = 256 << 10
 """Bytes that a transport may hold before those that send wait. Peers allow 64 KiB of most streams."""
 
 
+# What is read at once, unless a message goes on that is received where it belongs.
+_READ_BYTES: Final = 64 << 10
+
+
+class _Scratch(threading.local):
+    """Where a thread's event loop reads; what came is copied before it reads again."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(_READ_BYTES))
+
+
+_scratch = _Scratch()
+
+
 class Sending(Endpoint):
     """An endpoint with a transport.
 
@@ -115,6 +130,29 @@ class Sending(Endpoint):
     is_paused: bool
     blocked: dict[Any, None]
     _transport: asyncio.Transport | None
+    _alive_at: float
+    _pinged_at: float
+    _is_placed = False
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Return where the transport is to read, as `asyncio.BufferedProtocol` has it."""
+        place = self.place()
+        self._is_placed = place is not None
+        return _scratch.view if place is None else place
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was read."""
+        # Both marks: a loop's clock may be so coarse that a ping and its answer have the same time.
+        self._alive_at, self._pinged_at = self.loop.time(), 0.0
+        if self._is_placed:
+            self.filled(nbytes)
+        else:
+            self.receive(bytes(_scratch.view[:nbytes]))
+        self.on_input()
+
+    @abstractmethod
+    def on_input(self) -> None:
+        """Something came, and all its events are through."""
 
     def flush(self) -> None:
         """Write all that was collected."""

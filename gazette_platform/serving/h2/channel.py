@@ -84,7 +84,7 @@ class Owner(Protocol):
 
 
 @final
-class Link(ClientCarrier, asyncio.Protocol):
+class Link(ClientCarrier, asyncio.BufferedProtocol):
     """A connection, perhaps one that is yet to be made.
 
     It reads on while it cannot write: a server does not read while it cannot write, and both must not wait
@@ -169,11 +169,8 @@ class Link(ClientCarrier, asyncio.Protocol):
             self.closed.set_result(None)
 
     @override
-    def data_received(self, data: bytes) -> None:
-        """Take what came."""
-        # Both marks: a loop's clock may be so coarse that a ping and its answer have the same time.
-        self._alive_at, self._pinged_at = self.loop.time(), 0.0
-        self.receive(data)
+    def on_input(self) -> None:
+        """Close the connection if what came has ended it."""
         if self.is_over:
             self._close()
 

@@ -312,6 +312,23 @@ class Endpoint(ABC):
         except ConnectionFault as fault:
             self.end(fault.code, str(fault))
 
+    def place(self) -> memoryview | None:
+        """Return where the bytes that come next belong, as a large message goes on; None: they are for `receive`."""
+        stream, left = self._left_stream, self._left
+        if not left or stream is None or stream.is_closed or self.is_over:
+            return None
+        return stream.place(left)
+
+    def filled(self, size: int) -> None:
+        """Take bytes that are where `place` said."""
+        stream = self._left_stream
+        assert stream is not None
+        self._left -= size
+        if stream.filled(size):
+            self._count_messages(stream, 1)
+        if not self._left and not self._pad:
+            self._end_frame()
+
     def end(self, code: int, text: str) -> None:
         """End the connection for a fault."""
         self.is_over = True
@@ -511,10 +528,13 @@ class Endpoint(ABC):
         if stream.missing:
             self._lend(stream)
         if stream.messages:
-            cost = (len(stream.messages) - count) * MESSAGE_COST
-            stream.unread += cost
-            self.unread += cost
-            self.on_progress(stream)
+            self._count_messages(stream, len(stream.messages) - count)
+
+    def _count_messages(self, stream: Stream, count: int) -> None:
+        """So many messages have become whole."""
+        stream.unread += count * MESSAGE_COST
+        self.unread += count * MESSAGE_COST
+        self.on_progress(stream)
 
     def _resume(self, data: bytes) -> int:
         """Go on with a frame that the last read ended within. Returns: where the next one begins."""
@@ -530,13 +550,17 @@ class Endpoint(ABC):
             self._pad -= skipped
             at += skipped
             if not self._pad:
-                self._left_stream = None
-                if stream is not None and self._left_flags & frames.END_STREAM:
-                    try:
-                        self._end(stream)
-                    except StreamFault as fault:
-                        self._on_stream_fault(fault)
+                self._end_frame()
         return at
+
+    def _end_frame(self) -> None:
+        """All of the DATA frame under way has come."""
+        stream, self._left_stream = self._left_stream, None
+        if stream is not None and self._left_flags & frames.END_STREAM:
+            try:
+                self._end(stream)
+            except StreamFault as fault:
+                self._on_stream_fault(fault)
 
     def _skip(self, length: int) -> None:
         """Ignore the rest of a frame that is yet to come."""

@@ -99,7 +99,7 @@ _DRAIN_S: Final = 1.0
 
 
 @final
-class Connection(Carrier, asyncio.Protocol):
+class Connection(Carrier, asyncio.BufferedProtocol):
     """One client.
 
     While the transport cannot write, it does not read: what a client asks for without taking the answers
@@ -153,11 +153,8 @@ class Connection(Carrier, asyncio.Protocol):
         self._drop_calls()
 
     @override
-    def data_received(self, data: bytes) -> None:
-        """Take what came, and begin the calls that it made whole."""
-        # Both marks: a loop's clock may be so coarse that a ping and its answer have the same time.
-        self._alive_at, self._pinged_at = self.loop.time(), 0.0
-        self.receive(data)
+    def on_input(self) -> None:
+        """Begin the calls that what came has made whole."""
         if self.is_over:
             self._close()
         elif self._fresh:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from typing import Final, final
+from typing import Final, cast, final
 
 from gazette_platform.serving.h2.frames import ConnectionFault, ErrorCode
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, Status, unpack_prefix
@@ -123,6 +123,9 @@ class StreamIds:
 MESSAGE_COST: Final = 64
 """Bytes of memory that a message takes beside its content, until it is taken."""
 
+# If a message lacks so much, it is received where it belongs. A read for each costs less than two copies.
+_PLACED_BYTES_MIN: Final = 64 << 10
+
 # Smaller parts of a message are gathered: an object for each may take twenty times its content.
 _PART_BYTES: Final = 1024
 
@@ -131,7 +134,7 @@ class Stream:
     """A stream that a client opened, until both sides have ended it or one has reset it.
 
     Attributes:
-        messages: whole messages that were not taken yet.
+        messages: whole messages that were not taken yet; large ones are bytearrays of their own.
         missing: bytes that the message under way lacks; 0: there is none.
         rest: the part of a message's prefix that has come.
         is_ended: whether the client has ended its side.
@@ -152,6 +155,7 @@ class Stream:
     __slots__ = (
         "_is_compressed",
         "_parts",
+        "_whole",
         "body_left",
         "encoding",
         "id",
@@ -183,6 +187,8 @@ class Stream:
         self._is_compressed = 0
         self.opened_at = opened_at
         self._parts: list[bytes | bytearray | memoryview] = []
+        # The message under way, if the rest of it is received where it belongs.
+        self._whole: bytearray | None = None
         self.rest = b""
 
     @property
@@ -229,6 +235,35 @@ class Stream:
             at = stop
         if at < end:
             self.rest = data[at:end]
+
+    def place(self, left: int) -> memoryview | None:
+        """Return where the rest of a large message under way belongs; None: it is to come by `feed`.
+
+        Args:
+            left: bytes of the frame under way that are yet to come. They are counted as unread already, so
+                that a peer that only announces them gets no memory beyond its windows.
+        """
+        missing, whole = self.missing, self._whole
+        if whole is None:
+            if not _PLACED_BYTES_MIN <= missing <= left or self._is_compressed:
+                return None
+            whole = self._whole = bytearray(missing + sum(map(len, self._parts)))
+            at = 0
+            for part in self._parts:
+                whole[at : at + len(part)] = part
+                at += len(part)
+            self._parts = []
+        return memoryview(whole)[-missing:]
+
+    def filled(self, size: int) -> bool:
+        """Take bytes that are where `place` said. Returns: whether the message is whole."""
+        whole = self._whole
+        assert whole is not None
+        self.missing -= size
+        if not self.missing:
+            self._whole = None
+            self.messages.append(cast("bytes", whole))
+        return not self.missing
 
     def _add(self, content: bytes, is_compressed: int) -> None:
         if not is_compressed:

@@ -192,6 +192,7 @@ def _meets(state: PartitionState, begin: int, end: int | None) -> bool:
     return any(high > begin and (end is None or low < end) for low, high in state.ranges)
 
 
+# A file that a person adds or removes changes neither account nor index, so a directory is listed again after a while.
 _KEPT_S: Final = 600.0
 _COUNT_MAX: Final = 10_000
 
@@ -359,6 +360,7 @@ def table_standing(
         standing.location = table.location
         standing.as_text = text_columns(spec, table)
         _look_at(standing, session, table)
+    # From accounts alone. A restored metastore may hold less, or more, than any cursor that was stored elsewhere says.
     held = standing.held
     for journal in journals:
         ranges = held.get(journal.name, [])
