@@ -70,24 +70,23 @@ function ratesOf(before, now) {
 function brokersTable(brokers) {
   return table("Brokers", [
     ["Broker", (one) => [one.name, one.is_own ? h("span", { class: "soft" }, " (serves this page)") : ""]],
-    ["Zone", (one) => one.zone],
     ["Address", (one) => one.endpoint],
     ["Journals", (one) => count(one.journals ?? 0), "number"],
     ["Primary of", (one) => count(one.primaries ?? 0), "number"],
-    ["Limit", (one) => count(one.limit), "number"],
-    ["Load", (one) => (one.limit ? `${Math.round((100 * (one.journals ?? 0)) / one.limit)} %` : ""), "number"],
+    ["Load", (one) => (one.limit ? `${Math.round((100 * (one.journals ?? 0)) / one.limit)} % of ${count(one.limit)}` : ""), "number"],
     ["Appended", (one) => rate(one.rates?.appended), "number"],
     ["Unpersisted", (one) => bytes(one.vitals?.unpersisted_bytes), "number"],
     ["CPU", (one) => percent(one.rates?.cpu), "number"],
     ["Memory", (one) => bytes(one.vitals?.memory_bytes), "number"],
-    ["Lease left", (one) => (one.vitals ? duration(one.vitals.lease_left_s) : h("span", { class: "bad" }, one.error)), "number"],
+    ["Lease", (one) => (one.vitals ? `${duration(one.vitals.lease_left_s)} left` : ""), "number"],
+    ...(brokers.some((one) => one.error) ? [["Problem", (one) => h("span", { class: "bad" }, one.error ?? ""), "text"]] : []),
   ], brokers);
 }
 
 function missingText(names) {
   if (!names.length) return h("p", { class: "good" }, "Each journal has all of its replicas.");
   const some = names.slice(0, 5).join(", ");
-  return h("p", { class: "warn" }, `${count(names.length)} journals lack replicas: ${some}${names.length > 5 ? ", …" : ""}`);
+  return h("p", { class: "warn" }, `${count(names.length)} ${names.length === 1 ? "journal lacks" : "journals lack"} replicas: ${some}${names.length > 5 ? ", …" : ""}`);
 }
 
 function ownView({ vitals, samples, every_s: everyS }) {
@@ -105,7 +104,7 @@ function ownView({ vitals, samples, every_s: everyS }) {
       plot("Appends", rates(2), (value) => `${value.toFixed(1)}/s`),
       plot("Unpersisted", samples.map((one) => [one[0], one[3]]), bytes),
       plot("CPU", rates(4), percent),
-      plot("Late", samples.map((one) => [one[0], one[5]]), (value) => `${Math.round(1000 * value)} ms`)),
-    h("p", { class: "soft" }, `A sample each ${everyS} s, for an hour. Late is how long the event loop kept the sampler waiting.`),
+      plot("Loop delay", samples.map((one) => [one[0], one[5]]), (value) => `${Math.round(1000 * value)} ms`)),
+    h("p", { class: "soft" }, `A sample every ${everyS} s, for an hour. Loop delay: for how long other work of the broker kept the sampler waiting.`),
   ];
 }
