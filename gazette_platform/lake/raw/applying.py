@@ -13,18 +13,15 @@ import difflib
 import os
 import tempfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from gazette_platform.errors import (
-    GazetteError,
-    LakeError,
     SchemaMismatch,
     ValidationError,
 )
 from gazette_platform.lake.raw.listing import left_at, place_of
-from gazette_platform.lake.raw.planning import require_codec
+from gazette_platform.lake.raw.planning import problems_of
 from gazette_platform.lake.raw.tables import LAYOUT, TABLE, evolved_table, table_definition
 from gazette_platform.lake.raw.views import VIEW_OF
 from gazette_platform.lake.reading.check import check_sample
@@ -33,14 +30,13 @@ from gazette_platform.lake.spec.layout import (
     Layout,
     expected_layout,
     expected_location,
-    partition_columns,
 )
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.lake.spec.table_spec import TableSpec, read_table_spec
 from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from gazette_platform.hive import HiveTable, MetastoreSession
@@ -51,7 +47,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import JournalSpec
 
 _SUFFIXES = (".yaml", ".yml")
-_JOURNALS_TOLD_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,44 +204,6 @@ def _problems_beside(files: Sequence[SpecFile]) -> Iterator[ValidationError]:
                 )
 
 
-def problems_with_journals(
-    spec: TableSpec, journals: Sequence[JournalSpec], at: datetime
-) -> list[ValidationError]:
-    """What speaks against a spec over `journals`, which its selector matches.
-
-    Args:
-        spec: the spec.
-        journals: specs of the journals.
-        at: a time that postfixes are tried with.
-    """
-    if not journals:
-        return [
-            ValidationError(
-                f"{spec.selector!r} matches no journal: correct it (`gazctl journals list -l …` "
-                "tries one), or make the journals first",
-                path="selector",
-            )
-        ]
-    found: list[ValidationError] = []
-    for journal in journals:
-        if len(found) < _JOURNALS_TOLD_MAX:
-            found += _told("selector", partial(_require_readable, journal))
-    try:
-        layout = expected_layout(journals, at)
-    except GazetteError as err:
-        return [*found, ValidationError(str(err), path="selector")]
-    return found + _told("partitions", lambda: partition_columns(spec, layout))
-
-
-def _require_readable(journal: JournalSpec) -> None:
-    require_codec(journal.name, journal.fragment.codec)
-    if not journal.fragment.stores:
-        raise LakeError(
-            f"{journal.name} has no fragment store, so no engine can read it: give it one under "
-            "`fragment.stores` of the journal's spec"
-        )
-
-
 def problems_with_table(
     spec: TableSpec,
     journals: Sequence[JournalSpec],
@@ -265,7 +222,7 @@ def problems_with_table(
         location = existing.location or expected_location(journals, layout, roots)
         evolved_table(existing, table_definition(spec, layout, location))
 
-    return _told("columns", evolve)
+    return problems_of("columns", evolve)
 
 
 def problems_with_data(
@@ -286,15 +243,6 @@ def problems_with_data(
         else:
             return []
     return [] if error is None else [ValidationError(str(error), path="columns")]
-
-
-def _told(path: str, work: Callable[[], object]) -> list[ValidationError]:
-    try:
-        work()
-    except GazetteError as err:
-        is_placed = isinstance(err, ValidationError) and err.path
-        return [ValidationError(str(err), path="" if is_placed else path)]
-    return []
 
 
 def put_files(files: Iterable[FolderFile], folder: Path) -> list[str]:

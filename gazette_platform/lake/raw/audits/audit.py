@@ -571,7 +571,13 @@ def audit_index(
     *,
     on_error: Callable[[str, GazetteError], object] | None = None,
 ) -> Iterator[Finding]:
-    """What differs between brokers' index, files and Hive partitions; as `fit.audit_table`."""
+    """What differs between brokers' index, files and Hive partitions, as it is found.
+
+    Args:
+        on_error: called with why a journal cannot be looked at; the others are. None: that is raised.
+
+    Raises: GazetteError: a server cannot be reached.
+    """
     auditor = Auditor(source, roots)
     for journal in source.journals(spec.label_selector):
         begin: int | None = 0

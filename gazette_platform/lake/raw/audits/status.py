@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake.raw.account_book import AccountBook
-from gazette_platform.lake.raw.applying import problems_with_journals
 from gazette_platform.lake.raw.audits.findings import partition_fit, table_finding
-from gazette_platform.lake.raw.planning import JournalCursor, bounded
+from gazette_platform.lake.raw.planning import JournalCursor, bounded, problems_with_journals
 from gazette_platform.lake.raw.reconcile import overlapping, walk_outward
 from gazette_platform.lake.raw.tables import is_current, text_columns
 from gazette_platform.lake.reading.source import all_fragments
