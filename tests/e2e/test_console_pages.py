@@ -10,19 +10,14 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, find_chromium
+from journal_specs import journal_spec
 
 from examples.word_count.application import WordCount
 from gazette_platform import Client, ClientConfig
 from gazette_platform.client import AsyncClient
 from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    LabelSet,
-)
+from gazette_platform.protocol import CompressionCodec, JournalChange
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.labels import LabelSelector
 from gazette_platform.testing.etcd import CertificateAuthority
@@ -55,15 +50,15 @@ columns:
 
 
 def spec(name, replication=1, flush_s=0):
-    fragment = FragmentSpec(
+    return journal_spec(
+        name,
+        replication,
         length=1 << 24,
         codec=CompressionCodec.GZIP,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-        flush_interval_ns=flush_s * 10**9,
+        refresh_s=3600,
+        flush_s=flush_s,
+        labels={"team": name.partition("/")[0]},
     )
-    labels = LabelSet.of(team=name.partition("/")[0])
-    return JournalSpec(name, replication, labels=labels, fragment=fragment)
 
 
 def order(number):

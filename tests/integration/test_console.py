@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
+from journal_specs import journal_spec
 
 from examples.word_count.application import WordCount
 from gazette_platform.client import AsyncClient, ClientConfig
@@ -20,13 +21,7 @@ from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.etcd import TXN_OPS_MAX, EtcdClient, Put
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    LabelSet,
-)
+from gazette_platform.protocol import JournalChange
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.labels import LabelSelector
 from gazette_platform.testing.local import LocalConsumers
@@ -43,13 +38,7 @@ ALL = Capability.LIST | Capability.READ
 
 
 def spec(name, **labels):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    return JournalSpec(name, 1, labels=LabelSet.of(**labels), fragment=fragment)
+    return journal_spec(name, labels=labels)
 
 
 def bearer(capability, selector=""):
