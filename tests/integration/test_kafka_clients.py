@@ -139,9 +139,8 @@ async def test_what_aiokafka_produces_both_clients_consume(admin, server, gatewa
     ]
     answered = [await each for each in sent]
     await producer.stop()
-    assert [each.timestamp for each in answered] == [
-        1_700_000_000_000 + n for n in range(len(records))
-    ]
+    offsets = [each.offset for each in answered]
+    assert offsets == sorted(offsets)
     assert await asyncio.to_thread(consume, server, "t", len(records)) == records
     assert (
         await consume_by_aiokafka(gateway, "t", len(records), isolation_level="read_committed")
