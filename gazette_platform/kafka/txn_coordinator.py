@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_NEVER: Final = datetime.fromtimestamp(-0.001, UTC)  # -1 on the wire
+_NEVER: Final = datetime.fromtimestamp(0, UTC)
 _TIMEOUT_MS_MAX: Final = 900_000  # as Kafka's default
 _ATTEMPTS_MAX: Final = 4
 # How long a call waits for ACKs before its client asks again, or goes on.
@@ -341,8 +341,7 @@ class TxnCoordinator:
             one = found.transaction
             state, producer_id, epoch = str(one.state), one.producer_id, one.epoch
             timeout = timedelta(milliseconds=one.timeout_ms)
-            if one.journals or one.groups:
-                began = datetime.fromtimestamp(one.began_ms / 1000, UTC)
+            began = datetime.fromtimestamp(one.began_ms / 1000, UTC)
             topics = await self._topics_of(call, one.journals)
         except GazetteError as err:
             error = code_of(err)

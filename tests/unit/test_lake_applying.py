@@ -9,10 +9,10 @@ from gazette_platform.lake.raw.applying import (
     SpecFile,
     problems_among,
     problems_with_data,
-    problems_with_journals,
     problems_with_table,
     put_files,
 )
+from gazette_platform.lake.raw.planning import problems_with_journals
 from gazette_platform.lake.raw.tables import table_definition
 from gazette_platform.lake.spec.folder import specs_by_file
 from gazette_platform.lake.spec.layout import Layout, StoreRoots, expected_layout, expected_location
