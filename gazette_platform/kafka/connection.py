@@ -101,6 +101,7 @@ class Connection:
     def leave(self) -> None:
         """Take no more requests; `run` ends when what was taken is answered."""
         self._is_leaving = True
+        self._writer.transport.pause_reading()  # nothing may come after an end
         self._reader.feed_eof()
 
     async def run(self) -> None:
