@@ -226,7 +226,7 @@ async def log_start(gateway: Gateway, journal: str, head: int) -> int:
 async def log_end(gateway: Gateway, journal: str) -> int:
     """The end of a journal, as its primary knows it; a replica that is new may not know all of it yet.
 
-    A consumer that was given such an end would begin anew, as its place lies after it. While no primary answers, replicas do.
+    A consumer that was given such an end would start over, as its place lies after it. While no primary answers, replicas do.
 
     Raises: GazetteError. Cancellation: safe.
     """
