@@ -42,6 +42,7 @@ from gazette_platform.serving.http_server import (
     RestRoutes,
     caller_metadata,
     error_of,
+    outcome_status,
     written,
 )
 from gazette_platform.serving.interface import RpcFailed
@@ -302,7 +303,7 @@ def _refusal(err: Exception) -> web.Response:
     elif isinstance(err, ValidationError):
         status = HTTPStatus.BAD_REQUEST
     elif isinstance(err, StatusError):
-        status = HTTPStatus.CONFLICT
+        status = outcome_status(err.status)
     elif isinstance(err, TimeoutError):
         status, text = HTTPStatus.GATEWAY_TIMEOUT, "the brokers did not answer in time"
     else:

@@ -170,7 +170,7 @@ async def test_journals_beyond_the_claims_are_as_if_they_did_not_exist(http):
     for name in ("journal", "fragments"):
         query = {"name": THEIRS}
         async with http.get(f"/console/api/{name}", params=query, headers=limited) as response:
-            assert response.status == 409
+            assert response.status == 404
             assert "JOURNAL_NOT_FOUND" in (await response.json())["error"]
 
 

@@ -18,16 +18,18 @@ class HttpEndpointResponse(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ...) -> None: ...
 
 class FlushRequest(_message.Message):
-    __slots__ = ("header", "journal", "min_etcd_revision", "gives_up")
+    __slots__ = ("header", "journal", "min_etcd_revision", "gives_up", "asks_end")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     MIN_ETCD_REVISION_FIELD_NUMBER: _ClassVar[int]
     GIVES_UP_FIELD_NUMBER: _ClassVar[int]
+    ASKS_END_FIELD_NUMBER: _ClassVar[int]
     header: _protocol_pb2.Header
     journal: str
     min_etcd_revision: int
     gives_up: bool
-    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., journal: _Optional[str] = ..., min_etcd_revision: _Optional[int] = ..., gives_up: bool = ...) -> None: ...
+    asks_end: bool
+    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., journal: _Optional[str] = ..., min_etcd_revision: _Optional[int] = ..., gives_up: bool = ..., asks_end: bool = ...) -> None: ...
 
 class FlushResponse(_message.Message):
     __slots__ = ("status", "header", "end")
