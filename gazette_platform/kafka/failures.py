@@ -8,6 +8,7 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform import errors
 from gazette_platform.errors import GazetteError
+from gazette_platform.kafka.records import Refused
 from gazette_platform.protocol.auth import Forbidden, Unauthenticated
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class KafkaError(GazetteError):
 
 # The first that fits counts.
 _CODES: Final[Mapping[type[BaseException], ErrorCode]] = {
+    Refused: ErrorCode.invalid_record,
     errors.JournalNotFound: ErrorCode.unknown_topic_or_partition,
     errors.NotAllowed: ErrorCode.topic_authorization_failed,
     errors.InsufficientJournalBrokers: ErrorCode.not_enough_replicas,

@@ -14,9 +14,7 @@ from kio.serial import entity_reader
 
 from gazette_platform.errors import Fenced, GazetteError
 from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.group_coordinator import GroupCoordinator
-from gazette_platform.kafka.group_store import Committed, GroupStore
-from gazette_platform.kafka.live_groups import LiveGroups
+from gazette_platform.kafka.group_store import Committed
 from gazette_platform.kafka.wire import Api
 
 if TYPE_CHECKING:
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.group_store import Offsets
     from gazette_platform.kafka.groups import Group
-    from gazette_platform.kafka.live_groups import LiveGroup
-    from gazette_platform.kafka.wire import Call, Part
+    from gazette_platform.kafka.live_groups import LiveGroup, LiveGroups
+    from gazette_platform.kafka.wire import Call
 
 METADATA_CHARS_MAX: Final = 4096
 _NONE: Final = Committed(-1, -1, "", 0, 0)
@@ -290,9 +288,3 @@ def _subscribed(group: Group) -> set[str] | None:
             return None
         topics.update(data.topics)
     return topics
-
-
-def group_parts(gateway: Gateway) -> tuple[Part, ...]:
-    """All that answers calls about groups."""
-    groups = LiveGroups(gateway, GroupStore(gateway.etcd, gateway.etcd_prefix, tasks=gateway.tasks))
-    return GroupCoordinator(gateway, groups), GroupOffsets(gateway, groups)

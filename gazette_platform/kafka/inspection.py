@@ -260,9 +260,7 @@ class Cluster:
                     one.transaction_state,
                     one.producer_id,
                     one.producer_epoch,
-                    one.transaction_start_time
-                    if one.transaction_start_time.timestamp() >= 0
-                    else None,
+                    one.transaction_start_time if one.topics else None,
                     one.transaction_timeout,
                     tuple(f"{t.topic}/{n}" for t in one.topics for n in t.partitions),
                 )

@@ -11,18 +11,20 @@ import asyncio
 import logging
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, final
+from typing import TYPE_CHECKING, Final, final
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.errors import EtcdError, Fenced, GazetteError, JournalNotFound
+from gazette_platform.errors import EtcdError, Fenced, GazetteError
 from gazette_platform.kafka.failures import KafkaError
+from gazette_platform.kafka.lanes import TransactionEnd
 from gazette_platform.kafka.transactions import Transaction, TxnState, complete, expire
 from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import side_by_side
 
 if TYPE_CHECKING:
     from gazette_platform.kafka.gateway import Gateway
+    from gazette_platform.kafka.lanes import Lanes
     from gazette_platform.kafka.txn_store import StoredTransaction, TxnStore
 
 _log = logging.getLogger(__name__)
@@ -40,17 +42,6 @@ _KEPT_MS: Final = 7 * 24 * 3600 * 1000
 def transaction_place(transactional_id: str) -> str:
     """What the coordinator of a transactional id is computed from."""
     return f"transaction/{transactional_id}"
-
-
-class Acks(Protocol):
-    """Writes what ends transactions to journals."""
-
-    async def end(self, journal: str, transaction: Transaction) -> None:
-        """Commit or roll back what a decided transaction has in a journal; once, however often it is called.
-
-        Raises: GazetteError: it is to be tried again. JournalNotFound: the journal is gone.
-        """
-        ...
 
 
 @final
@@ -85,10 +76,10 @@ class LiveTransaction:
 class LiveTransactions:
     """See the module."""
 
-    def __init__(self, gateway: Gateway, store: TxnStore, acks: Acks) -> None:
+    def __init__(self, gateway: Gateway, store: TxnStore, lanes: Lanes) -> None:
         self._gateway = gateway
         self.store = store
-        self._acks = acks
+        self._lanes = lanes
         self._live: dict[str, LiveTransaction] = {}
         self._loading = asyncio.Lock()
         self._nodes: frozenset[int] = frozenset()
@@ -186,10 +177,20 @@ class LiveTransactions:
         if not transaction.is_decided:
             return
 
+        end = TransactionEnd(
+            transaction.producer_id,
+            transaction.written_epoch,
+            transaction.epoch,
+            transaction.commits,
+            transaction.number,
+        )
+
         async def end_journal(journal: str) -> None:
             try:
-                await self._acks.end(journal, transaction)
-            except JournalNotFound:
+                await self._lanes.get(journal).end(end)
+            except KafkaError as err:
+                if err.code is not ErrorCode.unknown_topic_or_partition:
+                    raise
                 _log.warning(
                     "transaction %s: %s was deleted before it ended", live.transactional_id, journal
                 )

@@ -8,11 +8,18 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.client import AsyncClient
+from gazette_platform.kafka.admin import Admin
 from gazette_platform.kafka.connection import Budget, Connection
+from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
-from gazette_platform.kafka.group_offsets import group_parts
+from gazette_platform.kafka.group_store import GroupStore
+from gazette_platform.kafka.lanes import Lanes
 from gazette_platform.kafka.metadata import Metadata
+from gazette_platform.kafka.offsets import Offsets
+from gazette_platform.kafka.produce import Produce
 from gazette_platform.kafka.state import Nodes
+from gazette_platform.kafka.txn_coordinator import coordinator_parts
+from gazette_platform.kafka.txn_store import TxnStore
 from gazette_platform.kafka.wire import API_VERSIONS, Api, versions_answer
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.serving.sockets import BACKLOG, listen
@@ -174,4 +181,14 @@ class KafkaServer:
 
 def parts_of(gateway: Gateway) -> tuple[Part, ...]:
     """All that answers calls."""
-    return (Metadata(gateway), *group_parts(gateway))
+    lanes, admin = Lanes(gateway), Admin(gateway)
+    groups = GroupStore(gateway.etcd, gateway.etcd_prefix, tasks=gateway.tasks)
+    transactions = TxnStore(gateway.etcd, gateway.etcd_prefix, groups)
+    return (
+        Metadata(gateway, admin.create if gateway.config.auto_create else None),
+        admin,
+        Produce(gateway, lanes, transactions),
+        Fetch(gateway),
+        Offsets(gateway),
+        *coordinator_parts(gateway, groups, transactions, lanes),
+    )

@@ -84,6 +84,11 @@ class TopicMap:
                 return topic
         return None
 
+    def name_of(self, topic_id: UUID) -> str | None:
+        """The name of the topic of an id."""
+        topic = self.by_id(topic_id)
+        return None if topic is None else topic.name
+
 
 def is_topic_name(name: str) -> bool:
     """Whether Kafka takes it for a topic.

@@ -182,7 +182,7 @@ def end_transaction(former: Transaction, claimed: tuple[int, int], *, commit: bo
         return replace(former, state=decided)
     same = {
         True: (TxnState.PREPARE_COMMIT, TxnState.COMPLETE_COMMIT),
-        False: (TxnState.PREPARE_ABORT, TxnState.COMPLETE_ABORT),
+        False: (TxnState.EMPTY, TxnState.PREPARE_ABORT, TxnState.COMPLETE_ABORT),
     }
     if former.state in same[commit]:
         return former

@@ -11,7 +11,11 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import Fenced, GazetteError
 from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.group_offsets import checked_offsets, offset_answers
+from gazette_platform.kafka.group_coordinator import GroupCoordinator
+from gazette_platform.kafka.group_offsets import GroupOffsets, checked_offsets, offset_answers
+from gazette_platform.kafka.live_groups import LiveGroups
+from gazette_platform.kafka.live_transactions import LiveTransactions
+from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.transactions import (
     TxnState,
     add_to,
@@ -26,14 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.live_groups import LiveGroups
-    from gazette_platform.kafka.live_transactions import LiveTransaction, LiveTransactions
-    from gazette_platform.kafka.txn_store import StoredTransaction
-    from gazette_platform.kafka.wire import Call
+    from gazette_platform.kafka.group_store import GroupStore
+    from gazette_platform.kafka.lanes import Lanes
+    from gazette_platform.kafka.live_transactions import LiveTransaction
+    from gazette_platform.kafka.txn_store import StoredTransaction, TxnStore
+    from gazette_platform.kafka.wire import Call, Part
 
 _log = logging.getLogger(__name__)
 
-_NEVER: Final = datetime.fromtimestamp(-0.001, UTC)  # -1 on the wire
+_NEVER: Final = datetime.fromtimestamp(0, UTC)
 _TIMEOUT_MS_MAX: Final = 900_000  # as Kafka's default
 _ATTEMPTS_MAX: Final = 4
 # How long a call waits for ACKs before its client asks again, or goes on.
@@ -148,8 +153,7 @@ class TxnCoordinator:
                 for number in topic.partitions:
                     errors[topic.name, number] = ErrorCode.operation_not_attempted
                     try:
-                        partition = await self._gateway.topics.partition(topic.name, number)
-                        journals.append(partition.journal)
+                        journals.append(await self._journal(topic.name, number))
                     except KafkaError as err:
                         errors[topic.name, number] = err.code
             if len(journals) == len(errors):
@@ -178,6 +182,14 @@ class TxnCoordinator:
             for topic in topics
         )
         return call.new("AddPartitionsToTxnResponse", results_by_topic_v3_and_below=results)
+
+    async def _journal(self, topic: str, number: int) -> str:
+        """The journal of a partition. Raises: KafkaError: there is none, or it holds no transactions."""
+        partition = await self._gateway.topics.partition(topic, number)
+        if partition.form is Form.PLAIN:
+            text = f"topic {topic} holds no transactions (kafka.meta=none)"
+            raise KafkaError(ErrorCode.unsupported_for_message_format, text)
+        return partition.journal
 
     async def _add_offsets(self, call: Call) -> Any:
         request = call.request
@@ -329,8 +341,7 @@ class TxnCoordinator:
             one = found.transaction
             state, producer_id, epoch = str(one.state), one.producer_id, one.epoch
             timeout = timedelta(milliseconds=one.timeout_ms)
-            if one.journals or one.groups:
-                began = datetime.fromtimestamp(one.began_ms / 1000, UTC)
+            began = datetime.fromtimestamp(one.began_ms / 1000, UTC)
             topics = await self._topics_of(call, one.journals)
         except GazetteError as err:
             error = code_of(err)
@@ -372,3 +383,15 @@ def _old_code(call: Call, code: ErrorCode, *, since: int) -> ErrorCode:
     if code is ErrorCode.producer_fenced and call.version < since:
         return ErrorCode.invalid_producer_epoch
     return code
+
+
+def coordinator_parts(
+    gateway: Gateway, groups: GroupStore, transactions: TxnStore, lanes: Lanes
+) -> tuple[Part, ...]:
+    """All that answers calls about groups and transactions."""
+    live = LiveGroups(gateway, groups)
+    return (
+        GroupCoordinator(gateway, live),
+        GroupOffsets(gateway, live),
+        TxnCoordinator(gateway, LiveTransactions(gateway, transactions, lanes), live),
+    )

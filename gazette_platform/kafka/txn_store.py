@@ -24,7 +24,7 @@ from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.kafka.failures import KafkaError
 from gazette_platform.kafka.group_store import Committed, GroupStore, decode_offsets, encode_offsets
 from gazette_platform.kafka.state import kafka_root
-from gazette_platform.kafka.transactions import Transaction, TxnState
+from gazette_platform.kafka.transactions import Transaction, TxnState, check_producer
 
 if TYPE_CHECKING:
     from gazette_platform.etcd import EtcdClient, KeyValue, Operation
@@ -85,6 +85,25 @@ class TxnStore:
         """The record of a transactional id. Raises: EtcdError."""
         kv = await self._etcd.get(self._key(transactional_id))
         return None if kv is None else decode_transaction(kv)
+
+    async def open_number(
+        self, transactional_id: str | None, claimed: tuple[int, int], journal: str
+    ) -> int:
+        """The number of the transaction that a producer has open, and that has a journal.
+
+        Raises: KafkaError: it has none. EtcdError.
+        """
+        stored = await self.load(transactional_id) if transactional_id else None
+        if stored is None:
+            raise KafkaError(ErrorCode.invalid_producer_id_mapping)
+        check_producer(stored.transaction, claimed)
+        is_open = stored.transaction.state is TxnState.ONGOING
+        if not is_open or journal not in stored.transaction.journals:
+            raise KafkaError(
+                ErrorCode.invalid_txn_state,
+                f"{transactional_id}: no transaction is open that has this partition",
+            )
+        return stored.transaction.number
 
     async def all(self) -> dict[str, StoredTransaction]:
         """All records. Raises: EtcdError."""

@@ -61,6 +61,24 @@ _CODES: Final = {
     Code.DATA_LOSS: (15, HTTPStatus.INTERNAL_SERVER_ERROR),
     Code.UNAUTHENTICATED: (16, HTTPStatus.UNAUTHORIZED),
 }
+# By names of the wire's statuses, for calls that have an outcome. Gazette answers 500 to all but the first three, for
+# appends to unknown journals even.
+_OUTCOMES: Final = {
+    "JOURNAL_NOT_FOUND": HTTPStatus.NOT_FOUND,
+    "INSUFFICIENT_JOURNAL_BROKERS": HTTPStatus.SERVICE_UNAVAILABLE,
+    "OFFSET_NOT_YET_AVAILABLE": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+    "SHARD_NOT_FOUND": HTTPStatus.NOT_FOUND,
+    "NO_JOURNAL_PRIMARY_BROKER": HTTPStatus.SERVICE_UNAVAILABLE,
+    "NOT_JOURNAL_PRIMARY_BROKER": HTTPStatus.SERVICE_UNAVAILABLE,
+    "NOT_JOURNAL_BROKER": HTTPStatus.SERVICE_UNAVAILABLE,
+    "FRAGMENT_STORE_UNHEALTHY": HTTPStatus.SERVICE_UNAVAILABLE,
+    "NOT_ALLOWED": HTTPStatus.FORBIDDEN,
+    "SUSPENDED": HTTPStatus.CONFLICT,
+    "INDEX_HAS_GREATER_OFFSET": HTTPStatus.CONFLICT,
+    "WRONG_APPEND_OFFSET": HTTPStatus.CONFLICT,
+    "REGISTER_MISMATCH": HTTPStatus.CONFLICT,
+    "ETCD_TRANSACTION_FAILED": HTTPStatus.CONFLICT,
+}
 INVALID_ARGUMENT: Final = _CODES[Code.INVALID_ARGUMENT]
 
 
@@ -93,6 +111,11 @@ def message_line(message: Message) -> bytes:
 def error_of(err: RpcFailed) -> tuple[int, HTTPStatus]:
     """The number of gRPC's code of an error, and its HTTP status."""
     return _CODES[Code.PERMISSION_DENIED if isinstance(err, Denied) else err.code]
+
+
+def outcome_status(name: str) -> HTTPStatus:
+    """The HTTP status of an outcome other than OK, by the name of the wire's status."""
+    return _OUTCOMES.get(name, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def error_line(text: str, code: tuple[int, HTTPStatus]) -> bytes:

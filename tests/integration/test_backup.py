@@ -139,6 +139,38 @@ async def test_spool_of_a_former_holder_does_not_go_on(cluster, own_etcd_server,
         assert await read_all(client) == b"stored held, and more!"
 
 
+async def test_reset_stores_the_furthest_of_spools_that_contradict_each_other(
+    cluster, own_etcd_server, file, tmp_path, caplog
+):
+    """The primary has the shorter one, and is asked last."""
+    former = await made(cluster, stored=b"stored ")
+    async with client_of(former) as client:
+        await client.append(JOURNAL, b"held")
+    await crash(former)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    later = await cluster.start(spool_dir=elsewhere, append_wait_s=0.5)
+    async with client_of(later) as client:
+        assert await client.reset_head(JOURNAL, give_up=True) == 7
+        assert (await client.append(JOURNAL, b"other, and more")).end == 22
+    await backed_up(own_etcd_server, file)
+    await crash(later)
+    await lose_etcd(own_etcd_server)
+    await restored(own_etcd_server, file)
+    former = await cluster.start(append_wait_s=0.5)
+    async with client_of(former) as client:
+        assert (await client.check_head(JOURNAL)).is_refused
+        await cluster.start(id="later", spool_dir=elsewhere, journal_limit=0)
+        assert await client.reset_head(JOURNAL) == 22
+        assert (await client.append(JOURNAL, b"!")).begin == 22
+        assert await read_all(client) == b"stored other, and more!"
+    aside = former.config.spool_dir / "set-aside"
+    assert [path.read_bytes() for path in aside.glob("*.content")] == [b"held"]
+    (warning,) = [one for one in caplog.messages if "is set aside" in one]
+    assert "content [7, 11)" in warning
+    assert "the store has other content at its offsets" in warning
+
+
 async def test_reset_stores_what_a_spool_without_assignment_holds(
     cluster, own_etcd_server, file, tmp_path
 ):

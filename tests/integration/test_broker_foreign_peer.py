@@ -328,6 +328,21 @@ async def test_registers_and_roll_backs_reach_it(foreign, call, as_primary):
     assert foreign.spool.registers == registers(owner="me")
 
 
+async def test_append_fails_if_a_replica_never_takes_its_registers(foreign, call, ours, stub):
+    """It has begun a fragment at our end, under registers that we do not know: no roll moves it on."""
+    foreign.spool.registers = registers(owner="other")
+    await make_ours_primary(foreign, ours)
+    with pytest.raises(
+        aio.AioRpcError, match=r"replica a#foreign-broker has other registers .* at 0,"
+    ) as caught:
+        await append(call, b"content")
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert sum(map(len, foreign.streams)) < 30, "it does not ask without a pause"
+    foreign.spool.registers = b""
+    assert 1 not in await append(call, b"content")
+    assert await read_all(stub, NAME) == b"content"
+
+
 async def test_large_appends_fit_its_limit_and_roll_with_ours(foreign, call, stub, as_primary):
     content = bytes(range(256)) * (1 << 14)
     for _ in range(3):

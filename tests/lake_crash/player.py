@@ -50,6 +50,7 @@ from tests.lake_crash.plan import (
     Tick,
 )
 from tests.lake_crash.registrar import CURSOR, Life, LifeReport, live
+from tests.lake_crash.verdict import unrepaired
 
 if TYPE_CHECKING:
     from tests.lake_crash.forks import Fork, Forks
@@ -148,8 +149,10 @@ class Player:
             if not {"s3", "lying"}.isdisjoint(self._case.stores):
                 # There ticks list no directories: what brokers list no more, and no account
                 # counted, is found when a person asks.
+                counted = self._accounts()
                 self._live([(None, {"role": "repair"})])
                 self._settle()
+                self.facts.problems += unrepaired(self._case.name, counted, self._accounts())
             self._collect()
             self._count_lies()
         except Exception as err:  # noqa: BLE001  a case that fails must not end the others
@@ -417,6 +420,18 @@ class Player:
         facts, name = self.facts, self._case.name
         facts.hours = self._listing()
         assert set(facts.hours) == listed(pieces(self._case)), "the plan and its play differ"
+        parts = self._parts()
+        facts.accounts = {part.key: account_of([part]) for part in parts}
+        facts.times = as_told(parts)
+        with self._instance() as instance:
+            facts.log = read_log(instance, self._database, name)
+
+    def _accounts(self) -> dict[str, Account]:
+        return {part.key: account_of([part]) for part in self._parts()}
+
+    def _parts(self) -> list[PartitionAccount]:
+        """What the metastore says of the table's Hive partitions."""
+        name = self._case.name
         with MetastoreClient(self._world.settings.metastore).connect() as session:
             table = session.table(self._database, name)
             parts: list[PartitionAccount] = []
@@ -434,10 +449,7 @@ class Player:
                         state=state,
                     )
                 )
-        facts.accounts = {part.key: account_of([part]) for part in parts}
-        facts.times = as_told(parts)
-        with self._instance() as instance:
-            facts.log = read_log(instance, self._database, name)
+        return parts
 
 
 def _calls_of(folder: Path) -> list[str]:

@@ -22,6 +22,7 @@ __all__ = [
     "judge_accounts",
     "judge_events",
     "judge_rows",
+    "unrepaired",
 ]
 
 RAW, EXACT = "raw", "exact"
@@ -92,6 +93,24 @@ class Verdict:
         more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
         cause = f"; {self.starved_by}" if self.state is State.STARVED else ""
         return f"lake-crash: {self.state} {counts}: {first}{more}{cause}"
+
+
+def unrepaired(
+    table: str, before: Mapping[str, Account], after: Mapping[str, Account]
+) -> list[str]:
+    """What a person's repair moved although accounts had counted it, which ticks should have found.
+
+    Args:
+        table: its name.
+        before: accounts by Hive partition, once ticks had nothing to report.
+        after: the same, after the repair.
+    """
+    return [
+        f"{table}: {key}: a repair changed {account.fragments} counted fragments with {account.rows} rows to "
+        f"{now.fragments} with {now.rows}: ticks left that undone"
+        for key, account in before.items()
+        if (now := after.get(key, Account(0, 0, 0, "")))[:3] != account[:3]
+    ]
 
 
 def judge_rows(

@@ -9,14 +9,13 @@ from gazette_platform.broker.api.gateway_messages import (
     ReadQuery,
     append_headers,
     content_range,
-    failure_status,
     journal_of,
     read_headers,
-    status_code,
 )
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.protocol import CompressionCodec, Fragment, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.http_server import error_of, outcome_status
 from gazette_platform.serving.interface import Code, Denied, NotNow, RpcFailed
 
 FRAGMENT = Fragment(
@@ -135,14 +134,14 @@ def test_h4_headers_of_an_append():
     ],
 )
 def test_statuses(status, code):
-    assert status_code(status) == code
+    assert outcome_status(status.name) == code
 
 
 def test_failures():
-    assert failure_status(RpcFailed(Code.UNAUTHENTICATED, "no token")) == 401
-    assert failure_status(Denied("no capability")) == 403
-    assert failure_status(NotNow("not listed yet")) == 503
-    assert failure_status(RpcFailed(Code.UNKNOWN, "text")) == 500
+    assert error_of(RpcFailed(Code.UNAUTHENTICATED, "no token"))[1] == 401
+    assert error_of(Denied("no capability"))[1] == 403
+    assert error_of(NotNow("not listed yet"))[1] == 503
+    assert error_of(RpcFailed(Code.UNKNOWN, "text"))[1] == 500
 
 
 # --------------------------------------------------------------------------- server-sent events

@@ -39,6 +39,7 @@ from tests.lake_crash.verdict import (
     judge_accounts,
     judge_events,
     judge_rows,
+    unrepaired,
 )
 
 CASES = range(4 * len(THEMES))
@@ -250,3 +251,17 @@ def test_cases_are_named_by_numbers_and_ranges():
     for wrong in ("", "a", "3-", "-3", "9-8"):
         with pytest.raises(SetupError, match="--case"):
             numbers_of(wrong)
+
+
+def test_repair_that_changes_accounts_is_a_problem():
+    before = {"part=0/hour=05": Account(3, 2, 33, "a"), "part=0/hour=06": Account(1, 1, 11, "b")}
+    assert unrepaired("s.t", before, before) == []
+    renamed = {key: account._replace(version="c") for key, account in before.items()}
+    assert unrepaired("s.t", before, renamed) == []
+    after = before | {"part=0/hour=05": Account(2, 1, 22, "a")}
+    (problem,) = unrepaired("s.t", before, after)
+    assert problem.startswith(
+        "s.t: part=0/hour=05: a repair changed 2 counted fragments with 3 rows"
+    )
+    del after["part=0/hour=06"]
+    assert len(unrepaired("s.t", before, after)) == 2

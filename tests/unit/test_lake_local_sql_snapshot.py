@@ -122,6 +122,16 @@ async def test_file_set_aside_is_neither_a_row_nor_a_gap():
     assert found.layouts == ("a/{part}/{hour}",)
 
 
+async def test_the_newest_file_gives_no_row_after_it_was_set_aside():
+    """What follows the last fragment is read from brokers, which would serve the bytes of that file, too."""
+    one = journal("a/part=0", SuspendLevel.NONE)
+    postfixes = {"a/part=0": ["hour=03", "_aside/hour=03"]}
+    found = await take_snapshot(Stored(one, postfixes=postfixes), SPEC, NOW)
+    assert [(s.begin, s.end) for s in found.extents] == [(0, 10), (20, 25)]
+    (told,) = found.journals
+    assert (told.aside, told.gaps, told.fragments) == (((10, 20),), [], 1)
+
+
 def stored(begin, end, hour):
     postfix = f"hour={hour:02}"
     return Fragment("a/part=0", begin, end, backing_store="file:///", path_postfix=postfix)

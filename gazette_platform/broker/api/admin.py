@@ -10,7 +10,7 @@ from gazette_platform.broker.append.batch import Outcome
 from gazette_platform.broker.append.events import AppendRequest
 from gazette_platform.broker.etcd_records import savepoint_key, savepoints_prefix
 from gazette_platform.broker.journal.claims import HoldersAway
-from gazette_platform.broker.journal.gaps import ask_others, call_flush
+from gazette_platform.broker.journal.gaps import ask_others, call_flush, spool_ends
 from gazette_platform.broker.journal.pulses import barrier
 from gazette_platform.broker.peers import PeerCall, PeerFailed, with_header
 from gazette_platform.errors import ValidationError
@@ -100,17 +100,24 @@ class AdminApi:
             status, end = await self._flush(found.replica)
         elif is_forwarded and status is Status.NOT_JOURNAL_PRIMARY_BROKER:
             # The primary asks us to store what we hold of the time before it became the primary.
-            journal = resolution.journal
-            await self._resolver.closed(journal)
-            replica = self._resolver.replicas.get(journal)
-            if replica is not None:
-                await replica.spool.completed()
-            await self._context.leftovers.settle(journal, is_given_up=request.gives_up)
-            await self._context.persister.flush(journal)
-            self._check_all_is_stored(journal, replica)
+            end = await self._flush_former(resolution.journal, request)
         response = admin_pb.FlushResponse(status=status.value, end=end)  # type: ignore[arg-type]
         resolution.header.into_pb(response.header)
         return status, response.SerializeToString()
+
+    async def _flush_former(self, journal: str, request: admin_pb.FlushRequest) -> int:
+        """Store what we hold of a journal that another broker leads. Returns: the answer to `asks_end`."""
+        leftovers = self._context.leftovers
+        await self._resolver.closed(journal)
+        if request.asks_end:
+            return leftovers.end_of(journal)
+        replica = self._resolver.replicas.get(journal)
+        if replica is not None:
+            await replica.spool.completed()
+        await leftovers.settle(journal, is_given_up=request.gives_up)
+        await self._context.persister.flush(journal)
+        self._check_all_is_stored(journal, replica)
+        return 0
 
     async def _flush(self, replica: Replica) -> tuple[Status, int]:
         spec = replica.spec
@@ -455,6 +462,10 @@ class ResetHeadApi:
         # would contradict what is appended from now on.
         # After a restore it is not known which spools are awaited; the reset gives up what they hold.
         is_restored = isinstance(found, HoldersAway) and not awaited
+        if is_restored and request.dry_run:
+            ends = await spool_ends(self._context, replica.name)
+            response.head = max(replica.head, *ends.values())
+            return Status.OK
         gives_up = (request.give_up or is_restored) and not request.dry_run
         is_settled = await replica.settle_others(gives_up=gives_up)
         if not is_settled and (gives_up or not awaited):

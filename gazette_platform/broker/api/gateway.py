@@ -29,10 +29,8 @@ from gazette_platform.broker.api.gateway_messages import (
     ReadQuery,
     append_headers,
     content_range,
-    failure_status,
     journal_of,
     read_headers,
-    status_code,
 )
 from gazette_platform.errors import DataError, ValidationError, status_error
 from gazette_platform.protocol import (
@@ -55,6 +53,7 @@ from gazette_platform.serving.http_server import (
     caller_metadata,
     error_line,
     error_of,
+    outcome_status,
     parse_request,
     result_line,
     written,
@@ -147,7 +146,7 @@ class Gateway:
         except ValidationError as err:
             return _refusal(HTTPStatus.BAD_REQUEST, str(err), headers)
         except RpcFailed as err:
-            code = failure_status(err)
+            code = error_of(err)[1]
             if code == HTTPStatus.UNAUTHORIZED:
                 headers["WWW-Authenticate"] = "Bearer"
             return _refusal(code, err.text, headers)
@@ -387,7 +386,7 @@ def _resumed(request: web.Request, offset: int) -> int:
 def _outcome(status: int, journal: str, detail: str, headers: dict[str, str]) -> web.Response:
     found = Status.from_wire(status)
     error = status_error(found.name, detail, journal=strip_meta(journal))
-    return _refusal(status_code(found), str(error), headers)
+    return _refusal(outcome_status(found.name), str(error), headers)
 
 
 def _refusal(code: int, text: str, headers: dict[str, str]) -> web.Response:

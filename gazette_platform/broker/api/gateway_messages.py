@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from email.utils import formatdate
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol import Fragment, Header, Status, route_text
-from gazette_platform.serving.interface import Code, Denied
+from gazette_platform.protocol import Fragment, Header, route_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gazette_platform.protocol.pb import protocol_pb2 as pb
-    from gazette_platform.serving.interface import RpcFailed
 
 CLOSE_ERROR = "X-Close-Error"
 """Trailer that says why a body ended."""
@@ -28,31 +25,6 @@ _OFFSET_DIGITS_MAX = len(str(_OFFSET_MAX))
 _BOOLEANS = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
-
-# Gazette answers 500 to all but the first three, for appends to unknown journals even.
-_STATUS_CODES = {
-    Status.JOURNAL_NOT_FOUND: HTTPStatus.NOT_FOUND,
-    Status.INSUFFICIENT_JOURNAL_BROKERS: HTTPStatus.SERVICE_UNAVAILABLE,
-    Status.OFFSET_NOT_YET_AVAILABLE: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
-    Status.NO_JOURNAL_PRIMARY_BROKER: HTTPStatus.SERVICE_UNAVAILABLE,
-    Status.NOT_JOURNAL_PRIMARY_BROKER: HTTPStatus.SERVICE_UNAVAILABLE,
-    Status.NOT_JOURNAL_BROKER: HTTPStatus.SERVICE_UNAVAILABLE,
-    Status.FRAGMENT_STORE_UNHEALTHY: HTTPStatus.SERVICE_UNAVAILABLE,
-    Status.NOT_ALLOWED: HTTPStatus.FORBIDDEN,
-    Status.SUSPENDED: HTTPStatus.CONFLICT,
-    Status.INDEX_HAS_GREATER_OFFSET: HTTPStatus.CONFLICT,
-    Status.WRONG_APPEND_OFFSET: HTTPStatus.CONFLICT,
-    Status.REGISTER_MISMATCH: HTTPStatus.CONFLICT,
-}
-
-_CODES = {
-    Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
-    Code.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
-    Code.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
-    Code.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
-    Code.CANCELLED: HTTPStatus.REQUEST_TIMEOUT,
-    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +78,6 @@ def journal_of(raw_path: str) -> str:
         return unquote(raw_path.removeprefix("/"), errors="strict")
     except UnicodeDecodeError as err:
         raise ValidationError(f"the path is not UTF-8: {err}") from err
-
-
-def status_code(status: Status) -> int:
-    """The HTTP status of an outcome other than OK."""
-    return _STATUS_CODES.get(status, HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-def failure_status(err: RpcFailed) -> int:
-    """The HTTP status of an RPC without outcome."""
-    if isinstance(err, Denied):
-        return HTTPStatus.FORBIDDEN
-    return _CODES.get(err.code, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def content_range(offset: int) -> str:

@@ -439,6 +439,65 @@ async def ask_others(context: BrokerContext, journal: str, *, gives_up: bool = F
     )
 
 
+async def settle_holders(
+    context: BrokerContext,
+    journal: str,
+    settle_own: Callable[[bool], Awaitable[bool]],
+    list_stores: Callable[[], Awaitable[bool]],
+    *,
+    gives_up: bool,
+) -> bool:
+    """Have all brokers store what they hold of a journal, then list it.
+
+    If an operator gives up what no holder can prove, spools may have different bytes at the same offsets. So one
+    broker follows the other, the one with the furthest spool first: what is stored first is the journal's, and what
+    contradicts it is set aside.
+
+    Args:
+        settle_own: stores what we hold; its argument is `gives_up`. Returns whether that is done.
+        list_stores: shows readers what is stored by now. Returns whether that is done.
+
+    Returns: whether all that can be asked are done.
+    Cancellation: safe.
+    """
+    own, ends = context.process_id, {context.process_id: 0}
+    if gives_up:
+        ends = await spool_ends(context, journal)
+    for member in sorted(ends, key=lambda member: (-ends[member], member != own)):
+        if member == own:
+            is_done = await settle_own(gives_up)
+        else:
+            is_done = await ask_other(context, journal, member, gives_up=True)
+        if not is_done or (gives_up and not await list_stores()):
+            return False
+    return await ask_others(context, journal, gives_up=gives_up) and await list_stores()
+
+
+async def spool_ends(context: BrokerContext, journal: str) -> dict[ProcessId, int]:
+    """Ask all brokers how far the spools go that a reset would store; 0: as far as none. Cancellation: safe."""
+    own = context.process_id
+    others = [member for member in context.space.state.members if member != own]
+    ends = await asyncio.gather(*(_ask_end(context, journal, member) for member in others))
+    return {own: context.leftovers.end_of(journal), **dict(zip(others, ends, strict=True))}
+
+
+async def _ask_end(context: BrokerContext, journal: str, member: ProcessId) -> int:
+    """How far the spools of a broker go that a reset would store; 0: it does not say."""
+    state = context.space.state
+    known = state.members.get(member)
+    if known is None:
+        return 0
+    header = Header(member, state.route_of(journal), context.space.header)
+    request = admin_pb.FlushRequest(journal=journal, asks_end=True)
+    try:
+        async with asyncio.timeout(_ASK_TIMEOUT_S):
+            _, raw = await call_flush(context, known.spec.endpoint, request, header)
+    except (RpcFailed, TimeoutError) as err:
+        _log.info("%s: broker %s does not say how far its spools go: %s", journal, member.name, err)
+        return 0
+    return admin_pb.FlushResponse.FromString(raw).end
+
+
 async def ask_other(
     context: BrokerContext, journal: str, member: ProcessId, *, gives_up: bool = False
 ) -> bool:

@@ -22,7 +22,7 @@ from gazette_platform.broker.journal.claims import (
     wait_healthy,
     write_suspend,
 )
-from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps, Hole, ask_others
+from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps, Hole, settle_holders
 from gazette_platform.broker.journal.pulses import FlushTimer, Pulses, RefreshTimer, barrier
 from gazette_platform.broker.peers import open_replicate
 from gazette_platform.broker.replicate.replicator import Replicator
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.epochs import Holder
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.broker.peers import PeerStream
-    from gazette_platform.broker.spool.files import CompletedSpool
+    from gazette_platform.broker.spool.disk import CompletedSpool
     from gazette_platform.broker.spool.spool import Spool
     from gazette_platform.protocol import EtcdHeader, LabelSet, ProcessId, Route
     from gazette_platform.stores import ActiveStore
@@ -471,6 +471,13 @@ class Replica:
         Cancellation: safe.
         """
         spec = self.spec
+        if spec is None:
+            return False
+        return await settle_holders(
+            self._context, self.name, self._settle_own, lambda: self._list(spec), gives_up=gives_up
+        )
+
+    async def _settle_own(self, gives_up: bool) -> bool:  # noqa: FBT001
         try:
             async with asyncio.timeout(_FORMER_TIMEOUT_S):
                 await self._resolver.closed(self.name)
@@ -478,11 +485,7 @@ class Replica:
                 await self._context.persister.flush(self.name)
         except TimeoutError:
             return False
-        if spec is None or self._context.leftovers.has_content(self.name):
-            return False
-        if not await ask_others(self._context, self.name, gives_up=gives_up):
-            return False
-        return await self._list(spec)
+        return not self._context.leftovers.has_content(self.name)
 
     def on_roll(self, *, is_elsewhere: bool) -> None:
         """The spool was restarted, maybe at another offset."""

@@ -309,6 +309,8 @@ class SyncOutcome:
     read_revision: int = 0
     """The revision at which a peer knows another route; 0: none does."""
     error: str = ""
+    unlike: tuple[ProcessId, ...] = ()
+    """Peers that have begun a new fragment at our end: they were behind, or their registers are not ours."""
 
 
 # Statuses with which a peer says that the route is not, or not any more, the one that we know.
@@ -331,6 +333,7 @@ def sync_outcome(
     """
     roll_to, read_revision = 0, 0
     registers: LabelSet | None = None
+    unlike: list[ProcessId] = []
     for peer, reply in replies:
         header, fragment = reply.header, reply.fragment
         if reply.status is Status.OK:
@@ -353,11 +356,12 @@ def sync_outcome(
                 # The peer was behind, and begins a new fragment where we end. So must we, since its
                 # spool lacks what precedes. Its registers may be older than ours, so we keep ours.
                 roll_to = max(roll_to, own_end)
+                unlike.append(peer)
                 continue
         kind = "WRONG_ROUTE" if reply.status is Status.WRONG_ROUTE else "response"
         text = response_text(reply.status, fragment)
         return SyncOutcome(error=f"gatherSync: recv from {peer}: unexpected {kind}: {text}")
-    return SyncOutcome(roll_to, registers, read_revision)
+    return SyncOutcome(roll_to, registers, read_revision, unlike=tuple(unlike))
 
 
 # ---------------------------------------------------------------------------------------- events

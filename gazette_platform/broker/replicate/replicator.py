@@ -27,7 +27,7 @@ from gazette_platform.broker.replicate.pipeline import Pipeline, encode_proposal
 from gazette_platform.ops.tasks import Interrupt, Interrupted
 from gazette_platform.protocol import ZERO_SUM, Fragment
 from gazette_platform.protocol.content import encode_replicate_content
-from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -152,7 +152,7 @@ class Replicator:
             must_roll: whether the open fragment is due to close.
 
         Returns: Synced, SyncMismatch, WrongRoute or Invalidated.
-        Raises: RpcFailed: a replica failed.
+        Raises: RpcFailed: a replica failed, or never accepts our registers.
         Cancellation: safe; the pipeline is closed.
         """
         interrupt = self._interrupt = Interrupt()
@@ -241,9 +241,19 @@ class Replicator:
         """Propose the open fragment to all. Returns: what is wrong with it; None: all have it."""
         spool = self._spool
         await spool.catch_up()
-        outcome = await self._answers(route, spool.proposal(), spool.registers)
+        proposal = spool.proposal()
+        outcome = await self._answers(route, proposal, spool.registers)
         if outcome.read_revision:
             return WrongRoute(outcome.read_revision)
+        if outcome.unlike and outcome.roll_to == proposal.end == proposal.begin:
+            # Both fragments are empty and begin at one offset, so registers are all that can differ. Another roll
+            # changes nothing, and the append would sync for ever.
+            who = ", ".join(peer.name for peer in outcome.unlike)
+            raise NotNow(
+                f"{self._journal.name}: replica {who} has other registers than the primary at {proposal.end}, where both "
+                "begin a fragment (drain that broker, so that another replica takes its place; restart it if it is "
+                "Gazette's)"
+            )
         if outcome.roll_to:
             return SyncMismatch(outcome.roll_to, outcome.registers)
         return None

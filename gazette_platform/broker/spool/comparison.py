@@ -143,6 +143,13 @@ class Comparison:
         self._note(found, resolution)
         return resolution
 
+    async def differs(self, journal: str, one: RecoveredFragment) -> bool:
+        """Whether the journal's brokers serve other bytes than a fragment has. Cancellation: safe."""
+        compared = Compared(one.state.begin)
+        if self.compare is not None:
+            await self._compare(journal, one, compared)
+        return compared.is_different
+
     async def _compare(self, journal: str, one: RecoveredFragment, compared: Compared) -> None:
         assert self.compare is not None
         read = partial(_read, one)

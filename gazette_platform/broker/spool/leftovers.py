@@ -28,7 +28,7 @@ from gazette_platform.broker.etcd_records import (
     write_record,
 )
 from gazette_platform.broker.spool.comparison import Comparison
-from gazette_platform.broker.spool.files import CompletedSpool, finish_closing, remove_fragment
+from gazette_platform.broker.spool.disk import CompletedSpool, finish_closing, remove_fragment
 from gazette_platform.broker.spool.recovery import set_aside
 from gazette_platform.broker.spool.verdicts import (
     Evidence,
@@ -185,6 +185,11 @@ class Leftovers:
             for number, one in enumerate(found)
         )
 
+    def end_of(self, journal: str) -> int:
+        """How far content goes that a reset would store of a journal; 0: there is none, or only in copied homes."""
+        found = [one for one in self._found.get(journal, []) if not one.is_copied]
+        return max((one.state.end for each in found for one in each.fragments), default=0)
+
     async def take(
         self, journal: str, create_revision: int, stored_end: Callable[[], Awaitable[int]]
     ) -> RecoveredTenure | None:
@@ -216,7 +221,9 @@ class Leftovers:
             # No record of this spec: the journal is new, or etcd lost its data and the specs were
             # applied again. In the latter case the spool may be all that is left of it.
             is_new = is_unknown(record, create_revision)
-            if is_new and any(one.is_older_than_etcd for one in evidence):
+            # After a restore another broker may have a spool that went further. A reset stores that first.
+            is_restored = record is not None and record.is_restored
+            if is_new and not is_restored and any(one.is_older_than_etcd for one in evidence):
                 # Only now, since it waits for the listing of the store, which may be away for long.
                 number = continuation(evidence, stored_end=await stored_end())
                 ours = await read_own_members(self._etcd, self._prefix)  # that took a while
@@ -350,10 +357,9 @@ class Leftovers:
             return False
         is_any_settled = False
         pairs = zip(found, verdicts, strict=False)
-        # What an original has counts before what copies have.
-        # Both may have content at the same offsets, and what is stored first is what others are
-        # compared with.
-        for one, verdict in sorted(pairs, key=lambda pair: pair[0].is_copied):
+        # What an original has counts before what copies have, and the furthest before the others: they may have
+        # content at the same offsets, and what is stored first is what the rest is compared with.
+        for one, verdict in sorted(pairs, key=lambda pair: (pair[0].is_copied, -pair[0].end)):
             try:
                 is_settled = await self._carry_out(one, verdict, is_given_up=is_given_up)
             except (GazetteError, OSError) as err:
@@ -509,6 +515,11 @@ class Leftovers:
             raise StoreUnavailable("the store does not have what another spool knows yet")
         stored = await self._persister.listed(tenure.journal, tenure.create_revision)
         contradicting = await run_in(self._executor, _contradicting, found, stored)
+        for one in found.fragments:
+            # Readers take a stored fragment that goes further, so these bytes would be in the store, and never be read.
+            is_covered = one not in contradicting and stored.covers(one.state.begin, one.state.end)
+            if is_covered and await self._comparison.differs(tenure.journal, one):
+                contradicting.append(one)
         if contradicting:
             await run_in(self._executor, self._set_fragments_aside, found, contradicting, _OTHERS)
 

@@ -176,6 +176,8 @@ class AccountBook:
         """
         if not self.table.partition_columns:
             return [""]
+        # The metastore sorts names as texts, and `hour=10` comes before `hour=9` then. Looks go on by time, and the newest
+        # Hive partition answers most questions, so the order has to be that of numbers.
         own = journal_values(self.layout, self.columns, journal) or []
         return sorted(self._session.partition_names(self.table, own), key=in_time)
 
@@ -183,6 +185,8 @@ class AccountBook:
         """Return those of the Hive partitions with these names that exist."""
         if not self.table.partition_columns:
             return [self._entry(self._whole())] if names else []
+        # By name, which the metastore finds by its index. It would evaluate a filter over values for all Hive partitions of
+        # the table, and a table may have a million of them.
         return [self._entry(p) for p in self._session.partitions_named(self.table, names)]
 
     def at(self, values: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], Entry]:
@@ -219,6 +223,8 @@ class AccountBook:
 
         Raises: LakeError: others hold the lock too long, or the table was dropped.
         """
+        # Refresh under the lock: a registrar may have added columns since the caller read the table. Engines read a file by
+        # the columns of its Hive partition, so one that is written with the former columns would show NULLs for ever.
         with self._session.accounts_lock(self.table.database, self.table.name) as lock:
             self.refresh()
             yield Change(self, self._session, lock)
@@ -265,6 +271,7 @@ class Change:
     def alter(self, table: HiveTable) -> None:
         """Change the table itself, before accounts are read within this scope."""
         self._lock.require()
+        # Columns of Hive partitions follow when the table evolves: over a million of them a cascade outlasts the lock.
         self._session.alter_table(table, is_cascading=False)
         self._book.refresh()
 
@@ -279,6 +286,7 @@ def partition_accounts(
     count = len(table.partition_columns)
     wanted = [values for key in keys if len(values := partition_values(key)) == count > 0]
     found = AccountBook(session, table).at(wanted).values() if wanted else ()
+    # One without a journal was added by a person, or by a tick that died before it counted. It holds nothing to report.
     return [entry.account() for entry in found if entry.state.journal]
 
 
@@ -335,6 +343,8 @@ def adopt_journals(
         is_theirs = state.created and not is_another(state.created, now)
         return None if not now or not state.ranges or is_theirs else state.created_again(now)
 
+    # Find them without the lock, which lasts a minute and less than reading all accounts takes. Decide again within it:
+    # a registrar may have learned the journal meanwhile.
     names = [entry.name for entry in book.every() if adopted(entry) is not None]
     for start in range(0, 0 if is_dry_run else len(names), COMMIT_MAX):
         with book.changing() as change:
@@ -545,6 +555,7 @@ class TimeReader:
         """
         wanted = dict.fromkeys([*(time_of(a.key, a.journal) for a in known), *times])
         have = {account.key for account in known}
+        # Names are made from the journals that are known, also those that are gone: a search by time alone would read all.
         keys = [key for time in wanted for key in self._keys(time) if key not in have]
         return fold([*known, *self.accounts(keys)])
 

@@ -13,18 +13,15 @@ import difflib
 import os
 import tempfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from gazette_platform.errors import (
-    GazetteError,
-    LakeError,
     SchemaMismatch,
     ValidationError,
 )
 from gazette_platform.lake.raw.listing import left_at, place_of
-from gazette_platform.lake.raw.planning import require_codec
+from gazette_platform.lake.raw.planning import problems_of
 from gazette_platform.lake.raw.tables import LAYOUT, TABLE, evolved_table, table_definition
 from gazette_platform.lake.raw.views import VIEW_OF
 from gazette_platform.lake.reading.check import check_sample
@@ -33,14 +30,13 @@ from gazette_platform.lake.spec.layout import (
     Layout,
     expected_layout,
     expected_location,
-    partition_columns,
 )
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.lake.spec.table_spec import TableSpec, read_table_spec
 from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from gazette_platform.hive import HiveTable, MetastoreSession
@@ -51,7 +47,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import JournalSpec
 
 _SUFFIXES = (".yaml", ".yml")
-_JOURNALS_TOLD_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +144,7 @@ def problems_among(
         rollups: names of rollups.
     """
     found: list[ValidationError] = []
+    # An applied file replaces the one of its name, so it can only clash with the others.
     stays = {name: spec for name, spec in folder.items() if name not in {f.name for f in files}}
     owners = {spec.name: name for name, spec in stays.items()}
     tables: dict[str, str] = {}
@@ -208,44 +204,6 @@ def _problems_beside(files: Sequence[SpecFile]) -> Iterator[ValidationError]:
                 )
 
 
-def problems_with_journals(
-    spec: TableSpec, journals: Sequence[JournalSpec], at: datetime
-) -> list[ValidationError]:
-    """What speaks against a spec over `journals`, which its selector matches.
-
-    Args:
-        spec: the spec.
-        journals: specs of the journals.
-        at: a time that postfixes are tried with.
-    """
-    if not journals:
-        return [
-            ValidationError(
-                f"{spec.selector!r} matches no journal: correct it (`gazctl journals list -l …` "
-                "tries one), or make the journals first",
-                path="selector",
-            )
-        ]
-    found: list[ValidationError] = []
-    for journal in journals:
-        if len(found) < _JOURNALS_TOLD_MAX:
-            found += _told("selector", partial(_require_readable, journal))
-    try:
-        layout = expected_layout(journals, at)
-    except GazetteError as err:
-        return [*found, ValidationError(str(err), path="selector")]
-    return found + _told("partitions", lambda: partition_columns(spec, layout))
-
-
-def _require_readable(journal: JournalSpec) -> None:
-    require_codec(journal.name, journal.fragment.codec)
-    if not journal.fragment.stores:
-        raise LakeError(
-            f"{journal.name} has no fragment store, so no engine can read it: give it one under "
-            "`fragment.stores` of the journal's spec"
-        )
-
-
 def problems_with_table(
     spec: TableSpec,
     journals: Sequence[JournalSpec],
@@ -264,7 +222,7 @@ def problems_with_table(
         location = existing.location or expected_location(journals, layout, roots)
         evolved_table(existing, table_definition(spec, layout, location))
 
-    return _told("columns", evolve)
+    return problems_of("columns", evolve)
 
 
 def problems_with_data(
@@ -287,15 +245,6 @@ def problems_with_data(
     return [] if error is None else [ValidationError(str(error), path="columns")]
 
 
-def _told(path: str, work: Callable[[], object]) -> list[ValidationError]:
-    try:
-        work()
-    except GazetteError as err:
-        is_placed = isinstance(err, ValidationError) and err.path
-        return [ValidationError(str(err), path="" if is_placed else path)]
-    return []
-
-
 def put_files(files: Iterable[FolderFile], folder: Path) -> list[str]:
     """Put the changed files into the folder, which is made if need be.
 
@@ -311,6 +260,7 @@ def put_files(files: Iterable[FolderFile], folder: Path) -> list[str]:
         if not file.is_changed:
             continue
         # A name with a dot is none that sensors read.
+        # A crash must leave a whole file under the name, the former or the new one: sensors read the folder at any time.
         handle, path = tempfile.mkstemp(prefix=f".{file.name}.", dir=folder)
         try:
             with os.fdopen(handle, "wb") as out:
@@ -324,6 +274,8 @@ def put_files(files: Iterable[FolderFile], folder: Path) -> list[str]:
             raise
         put.append(file.name)
     if put:
+        # Names reach the disk with their folder. The caller may drop a table next, and after a power cut the sensor must not
+        # make it again by the former spec.
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -374,6 +326,8 @@ def why_missed(states: Sequence[PartitionState], held: Mapping[str, HeldNow]) ->
         now = held.get(state.journal)
         if now is None:
             return f"its rows of {state.journal} would be gone, because that journal is"
+        # Beyond the head: brokers lost the end of the journal, or have another one of that name. Their listing would not
+        # bring these rows back.
         if is_another(state.created, now.created) or state.ranges[-1][1] > now.head:
             return (
                 f"its rows of {state.journal} would be gone, because that journal was deleted and made again since (if it "
@@ -418,6 +372,9 @@ def why_doubled(
 
 def drop_entries(session: MetastoreSession, entries: Sequence[HiveTable]) -> None:
     """Drop the entries of a table while no sensor changes it. Idempotent; files stay."""
+    # Views first, as they are ordered: a crash in between leaves a table without views, which the same command finds again.
+    # Under the lock, because a registrar between its read and its write would count into the new table what it read of
+    # the former one.
     for entry in entries:
         with session.accounts_lock(entry.database, entry.name) as lock:
             lock.require()

@@ -143,6 +143,9 @@ def list_new(
 def _list_journal(
     source: FragmentSource, journal: str, cursor: JournalCursor, limit: int
 ) -> JournalListing:
+    # Ask from the begin of the last registered fragment, not from its end. From the end, brokers that lost their store, or
+    # have another journal of that name, would list nothing, as if nothing had been appended. If they list the known
+    # fragment first, what follows it is new.
     begin = cursor.offset if cursor.last is None else min(cursor.last, cursor.offset)
     # One more than wanted, since the first is known.
     limit += begin < cursor.offset
@@ -171,6 +174,8 @@ def list_holes(
     pages: list[Page] = []
     for begin, _ in (*holes[first:], *holes[:first])[:HOLES_LOOKED_MAX]:
         found = source.fragments(journal, begin, _HOLE_PAGE)
+        # If nothing begins at the hole, a larger fragment may hold it. If there is none either, the journal begins later by
+        # now: it was pruned, and the hole is given up.
         is_there = any(f.begin == begin for f in found)
         near = None if is_there else nearest_before(source, journal, begin)
         pages.append(Page(begin, found, is_first=not is_there and near is None))
@@ -198,6 +203,7 @@ def sweep_without(journals: Sequence[str], point: SweepPoint) -> SweepPoint | No
 
 def _in_turn(journals: Sequence[str], point: SweepPoint) -> tuple[str, SweepPoint | None]:
     """The journal to look at, and the begin of the one after it."""
+    # By name: journals come and go between ticks, and a number would pass over one of them, or repeat one.
     at = next((i for i, j in enumerate(journals) if j >= point.journal), len(journals) - 1)
     following = SweepPoint(journals[at + 1], 0) if at + 1 < len(journals) else None
     return journals[at], following
@@ -207,6 +213,7 @@ def nearest_before(source: FragmentSource, journal: str, offset: int) -> Fragmen
     """The last fragment that begins before `offset`, found without listing all before it."""
     if offset <= 0:
         return None
+    # ListFragments goes forward only, and listing from the begin would take a call for each thousand fragments of years.
     search = _search(offset)
     token = next(search)
     while True:
@@ -241,6 +248,7 @@ def listed_in(
             return None
         page = source.fragments(journal, begin, _LISTED_PAGE)
         found += [f for f in page if f.backing_store and directory_of(f) == directory]
+        # Brokers list in the order of begins, so what begins at the end of the account, or later, holds none of its bytes.
         if len(page) < _LISTED_PAGE or page[-1].begin >= end:
             break
         begin = page[-1].begin + 1
@@ -332,6 +340,8 @@ def _list(files: JournalFiles, storage: Storage, journal: str, store: str, direc
         files.fragments[place] = (found.begin, found.end)
         files.stores[place] = store
         files.sizes[place] = item.size
+    # Last of all: a store that fails in the middle of a listing leaves the directory unlisted. What is not listed counts
+    # as unknown; taken for gone, rows would be forgotten that queries still read.
     files.listed.add(directory)
 
 
@@ -367,6 +377,7 @@ def left_at(
     if not names or not store:
         return tuple(names)
     found = journal_files(storage, journal, [place])
+    # To forget a file that is still there would show its rows twice for ever. To remember one that is gone costs a listing.
     if directory not in found.listed:
         return tuple(names)
     return tuple(name for name in names if (directory, name) in found.fragments)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -20,15 +21,22 @@ from gazette_platform.lake.spec.layout import (
     Layout,
     PartitionColumn,
     StoreRoots,
+    expected_layout,
     home_directory,
+    partition_columns,
     partition_key,
 )
 from gazette_platform.protocol import CompressionCodec, Fragment
 from gazette_platform.protocol.offsets import subtract_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
 
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.protocol import JournalSpec
+
+_JOURNALS_SHOWN_MAX = 5
 _READABLE = (CompressionCodec.NONE, CompressionCodec.GZIP, CompressionCodec.ZSTANDARD)
 
 
@@ -187,6 +195,54 @@ def _require_one_place(known: _Home | None, home: _Home) -> None:
             f"in {known.location} ({known.journal}); two directories may not have one value: rename a "
             "key, or type it as string"
         )
+
+
+def problems_with_journals(
+    spec: TableSpec, journals: Sequence[JournalSpec], at: datetime
+) -> list[ValidationError]:
+    """What speaks against a spec over `journals`, which its selector matches.
+
+    Args:
+        spec: the spec.
+        journals: specs of the journals.
+        at: a time that postfixes are tried with.
+    """
+    if not journals:
+        return [
+            ValidationError(
+                f"{spec.selector!r} matches no journal: correct it (`gazctl journals list -l …` "
+                "tries one), or make the journals first",
+                path="selector",
+            )
+        ]
+    found: list[ValidationError] = []
+    for journal in journals:
+        if len(found) < _JOURNALS_SHOWN_MAX:
+            found += problems_of("selector", partial(_require_readable, journal))
+    try:
+        layout = expected_layout(journals, at)
+    except GazetteError as err:
+        return [*found, ValidationError(str(err), path="selector")]
+    return found + problems_of("partitions", lambda: partition_columns(spec, layout))
+
+
+def _require_readable(journal: JournalSpec) -> None:
+    require_codec(journal.name, journal.fragment.codec)
+    if not journal.fragment.stores:
+        raise LakeError(
+            f"{journal.name} has no fragment store, so no engine can read it: give it one under "
+            "`fragment.stores` of the journal's spec"
+        )
+
+
+def problems_of(path: str, work: Callable[[], object]) -> list[ValidationError]:
+    """Return why `work` refuses something, at a key of the spec unless the error names one; nothing if it does not."""
+    try:
+        work()
+    except GazetteError as err:
+        is_placed = isinstance(err, ValidationError) and err.path
+        return [ValidationError(str(err), path="" if is_placed else path)]
+    return []
 
 
 HOLES_MAX: Final = 32

@@ -286,8 +286,11 @@ class Shrinker:
         recount = Recount(
             self._content, view.sizes, limit, is_over, scanner=lambda: header_scanner(view.spec)
         )
+        # Count before the lock is taken: reading what is left takes longer than its lease lasts.
         for part, judgement in judged:
             if judgement.verdict == "empty":
+                # The name of the journal stays. By it, an emptied account whose event Dagster does not
+                # have yet differs from a new one that nothing was counted into.
                 moving = view.moving(part)
                 wanted.append((part, PartitionState(journal=part.state.journal, moving=moving)))
             elif judgement.verdict == "shrink":
@@ -305,6 +308,7 @@ class Shrinker:
                     e for e in book.named(list(batch)) if e.state == batch[e.name][0].state
                 ]
                 change.put([(entry, batch[entry.name][1]) for entry in unchanged])
+            # Report only what was written. The look is repeated after a kill, and finds these accounts as they are to be.
             done |= {entry.name: batch[entry.name][1] for entry in unchanged}
         result.shrunk = len(done)
         return done

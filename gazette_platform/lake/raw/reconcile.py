@@ -142,6 +142,8 @@ def choose(cluster: Sequence[Span]) -> list[Span]:
         before.append(prior)
         taken.append(with_it > best[index])
         best.append(max(with_it, best[index]))
+    # Walk back through ties in the same way each time. The view names the files that are left out, and rollups make slices
+    # again when it changes, so another choice of equal worth would cost runs.
     chosen: list[Span] = []
     index = len(ordered)
     while index:
@@ -186,6 +188,8 @@ def lowered(begin: int, spans: Iterable[tuple[int, int]]) -> int:
     >>> lowered(7, [(0, 2), (3, 6), (5, 9)])
     3
     """
+    # From the highest begin down: the lowered offset may lie within a span that begins before, never within one that was
+    # passed.
     for low, high in sorted(spans, reverse=True):
         if low < begin < high:
             begin = low
@@ -264,6 +268,8 @@ def walk_outward(
     shown = len(inner)
     if shown < last - first:
         return False
+    # Both ways: a fragment that came late lies in the Hive partition of its own time, and what covers it in an earlier or a
+    # later one.
     for direction in (-1, 1):
         while True:
             batch = (
@@ -306,6 +312,8 @@ def reconcile(state: PartitionState, ought: Iterable[Fragment]) -> Difference:
         state: its account.
         ought: what brokers list of its directory. What is not stored yet, or was set aside, is not expected there.
     """
+    # A fragment in a spool lies in no directory yet, so an account without it is right. `lost` says only that brokers do
+    # not list bytes: their index may be of an empty or another store, so `judge` wants more before anything is forgotten.
     stored = [f for f in ought if f.backing_store and f.content_length and not is_aside(f)]
     held = tuple(f for f in stored if state.covers(f.begin, f.end))
     noted = {(n.begin, n.end) for notes in (state.uncounted, state.unfit) for n in notes}
@@ -403,6 +411,7 @@ def is_broken(cursor: JournalCursor, pages: Iterable[Page]) -> bool:
         cursor: before the tick.
         pages: what was listed since; none: brokers were not asked.
     """
+    # Not asked is not nothing listed: a tick that ran out of time must not look like an empty store.
     shown = list(pages)
     if not cursor.offset or cursor.last is None or not shown:
         return False

@@ -21,7 +21,6 @@ from gazette_platform.lake.raw.account_book import (
     held_beyond,
     held_of_former,
 )
-from gazette_platform.lake.raw.applying import problems_with_journals
 from gazette_platform.lake.raw.fragment_counting import Accountant, PartitionUpdate
 from gazette_platform.lake.raw.listing import (
     JournalListing,
@@ -37,6 +36,7 @@ from gazette_platform.lake.raw.planning import (
     Limits,
     advance,
     make_plan,
+    problems_with_journals,
     require_codec,
 )
 from gazette_platform.lake.raw.reconcile import Break, is_broken

@@ -139,6 +139,8 @@ def excluded_digests(view: HiveTable) -> dict[str, str]:
 
 def _excluded_text(table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[str]]) -> str:
     keys = [c.name for c in table.partition_columns]
+    # Digests, not names: a Hive partition may leave out hundreds of files, and a parameter has 4,000 characters in the
+    # oldest metastores.
     digests = {
         partition_name(keys, values): _digest("/".join(files)) for values, files in excluded.items()
     }
@@ -274,6 +276,8 @@ def _ensure(session: MetastoreSession, wanted: HiveTable, table: HiveTable) -> b
             f"{wanted.full_name} exists and is not a view of {table.full_name}, so there is none: rename "
             "it, or give the table spec another name"
         )
+    # Compare the texts alone: metastores and engines add parameters of their own, which must not
+    # look like a change at each tick.
     if (existing.view_original, existing.view_expanded) == (
         wanted.view_original,
         wanted.view_expanded,

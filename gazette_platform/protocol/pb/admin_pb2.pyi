@@ -18,16 +18,18 @@ class HttpEndpointResponse(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ...) -> None: ...
 
 class FlushRequest(_message.Message):
-    __slots__ = ("header", "journal", "min_etcd_revision", "gives_up")
+    __slots__ = ("header", "journal", "min_etcd_revision", "gives_up", "asks_end")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     MIN_ETCD_REVISION_FIELD_NUMBER: _ClassVar[int]
     GIVES_UP_FIELD_NUMBER: _ClassVar[int]
+    ASKS_END_FIELD_NUMBER: _ClassVar[int]
     header: _protocol_pb2.Header
     journal: str
     min_etcd_revision: int
     gives_up: bool
-    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., journal: _Optional[str] = ..., min_etcd_revision: _Optional[int] = ..., gives_up: bool = ...) -> None: ...
+    asks_end: bool
+    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., journal: _Optional[str] = ..., min_etcd_revision: _Optional[int] = ..., gives_up: bool = ..., asks_end: bool = ...) -> None: ...
 
 class FlushResponse(_message.Message):
     __slots__ = ("status", "header", "end")
@@ -110,6 +112,23 @@ class ListBrokersResponse(_message.Message):
     header: _protocol_pb2.Header
     brokers: _containers.RepeatedCompositeFieldContainer[_protocol_pb2.BrokerSpec]
     def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., brokers: _Optional[_Iterable[_Union[_protocol_pb2.BrokerSpec, _Mapping]]] = ...) -> None: ...
+
+class GetVitalsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetVitalsResponse(_message.Message):
+    __slots__ = ("vitals",)
+    class VitalsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VITALS_FIELD_NUMBER: _ClassVar[int]
+    vitals: _containers.ScalarMap[str, float]
+    def __init__(self, vitals: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Savepoint(_message.Message):
     __slots__ = ("name", "offsets", "created_at", "journals", "created")

@@ -29,13 +29,13 @@ from gazette_platform.lake.raw.applying import (
     files_to_put,
     problems_among,
     problems_with_data,
-    problems_with_journals,
     problems_with_table,
     put_files,
     stored_entry,
     why_doubled,
     why_missed,
 )
+from gazette_platform.lake.raw.planning import problems_with_journals
 from gazette_platform.lake.reading.check import SAMPLE_BYTES
 from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.spec.folder import in_file, or_meant, problems_with_files, specs_by_file

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -46,9 +47,10 @@ from gazette_platform.lake.engines.doctor import (
 )
 from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
 from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
-from gazette_platform.lake.raw.applying import problems_with_journals
-from gazette_platform.lake.raw.audits.fit import audit_table
+from gazette_platform.lake.raw.audits.audit import audit_index
+from gazette_platform.lake.raw.audits.fit import audit_content
 from gazette_platform.lake.raw.audits.status import overdue, table_standing
+from gazette_platform.lake.raw.planning import problems_with_journals
 from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.rollups.query_check import check_queries, made_by, source_columns
 from gazette_platform.lake.typed.checks.recount import Recounter, recount_keys
@@ -287,9 +289,10 @@ def _check(
             text = "is not made yet: none of its journals has a fragment that is persisted and fits"
             yield Told(spec.name, "count", False, text)
         return
-    for finding in audit_table(
-        session, spec, table, source, roots, reads_content=reads_content, on_error=failed
-    ):
+    found = audit_index(session, spec, table, source, roots, on_error=failed)
+    if reads_content:
+        found = chain(found, audit_content(spec, source, roots, on_error=failed))
+    for finding in found:
         is_red = finding.is_error and finding.is_checked
         kind = finding.kind if finding.is_checked else f"{finding.kind}, not checked"
         yield Told(spec.name, kind, is_red, finding.text)

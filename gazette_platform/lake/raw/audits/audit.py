@@ -149,6 +149,7 @@ class Auditor:
                 *(d for d in known if d in accounts.places),
             ]
         )
+        # Of other directories one listing says all until the account or the index changes.
         # For overlaps, and earlier findings, files show which is left out.
         doubtful = dict.fromkeys(
             d
@@ -380,6 +381,7 @@ def _registration_findings(
     found: list[Finding] = []
     for fragment in listed:
         state = accounts.state_of(directory_of(fragment)) or PartitionState()
+        # What the cursor still wants is late and not lost; `overdue` reports it if it takes too long.
         if cursor.wants(fragment) or not reconcile(state, [fragment]).missing:
             continue
         found.append(
@@ -410,6 +412,8 @@ def _gone_findings(
         and not _is_known_aside(f, accounts)
     ]
     is_there = [(directory_of(f), f.content_name) in files.fragments for f in stored]
+    # A prune deletes from the front. What is missing before the first file that exists was most likely pruned since brokers
+    # last listed the store; what is missing after it was not.
     pruned = is_there.index(True) if begin == 0 and True in is_there else 0
     wait = "it seems to have been pruned; wait for the brokers' next refresh, there is nothing else to do"
     restore = "restore it (or, if it was just pruned, wait for the brokers' next refresh)"
@@ -567,12 +571,19 @@ def audit_index(
     *,
     on_error: Callable[[str, GazetteError], object] | None = None,
 ) -> Iterator[Finding]:
-    """What differs between brokers' index, files and Hive partitions; as `fit.audit_table`."""
+    """What differs between brokers' index, files and Hive partitions, as it is found.
+
+    Args:
+        on_error: called with why a journal cannot be looked at; the others are. None: that is raised.
+
+    Raises: GazetteError: a server cannot be reached.
+    """
     auditor = Auditor(source, roots)
     for journal in source.journals(spec.label_selector):
         begin: int | None = 0
         while begin is not None:
             try:
+                # A person asked, and waits. Sensors list no objects unless accounts give a reason, because each listing costs money.
                 found = auditor.audit(session, table, journal.name, begin=begin, lists_objects=True)
             except GazetteError as err:
                 if on_error is None:

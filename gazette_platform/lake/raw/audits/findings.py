@@ -77,6 +77,8 @@ def partition_fit(key: str, state: PartitionState) -> PartitionFit | None:
     return PartitionFit(
         key=key,
         journal=state.journal,
+        # Of known rows alone: while a file is not counted the share looks higher, so that rollups wait rather than read what
+        # may be wrong.
         rows=(state.rows if state.rows is not None else state.rows_known) or 0,
         unfit=state.unfit_records,
         since=min((f.since for f in noted if f.since), default=0),

@@ -16,7 +16,6 @@ from gazette_platform.errors import (
     SchemaMismatch,
     ValidationError,
 )
-from gazette_platform.lake.raw.audits.audit import audit_index
 from gazette_platform.lake.raw.audits.findings import partition_fit, table_finding
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import Finding
@@ -36,7 +35,6 @@ from gazette_platform.lake.spec.rules import EXACT_SUFFIX, UnfitFragment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.reading.content import Stamp
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.reading.values import LineScanner, Unfit, ValueReport
@@ -290,6 +288,7 @@ class FitChecker:
             return time.monotonic() > ends_at
 
         for fragment in self._source.fragments(finding.journal, finding.begin, 1):
+            # Brokers list a larger fragment now that took its place. It was looked at when it was registered.
             if (fragment.begin, fragment.end) != (finding.begin, finding.end):
                 continue
             location = self._roots.location(fragment.backing_store, directory_of(fragment))
@@ -338,35 +337,6 @@ def without_columns(finding: Finding, spec: TableSpec, seen: Iterable[str]) -> F
     return missing_columns(spec, (set(finding.values) & json_columns(spec)) - set(seen))
 
 
-def audit_table(
-    session: MetastoreSession,
-    spec: TableSpec,
-    table: HiveTable,
-    source: FragmentSource,
-    roots: StoreRoots,
-    *,
-    reads_content: bool = True,
-    on_error: Callable[[str, GazetteError], object] | None = None,
-) -> Iterator[Finding]:
-    """What is wrong with a table, as it is found.
-
-    Args:
-        session: the metastore.
-        spec: the table's spec.
-        table: the table as the metastore has it.
-        source: lists and reads fragments.
-        roots: where fragment stores lie for engines.
-        reads_content: whether to read every fragment, for values that do not fit the spec.
-        on_error: called with why a journal, or a fragment of it, cannot be looked at; the others are. None: that
-            is raised.
-
-    Raises: GazetteError: a server cannot be reached.
-    """
-    yield from audit_index(session, spec, table, source, roots, on_error=on_error)
-    if reads_content:
-        yield from audit_content(spec, source, roots, on_error=on_error)
-
-
 def audit_content(
     spec: TableSpec,
     source: FragmentSource,
@@ -374,7 +344,7 @@ def audit_content(
     *,
     on_error: Callable[[str, GazetteError], object] | None = None,
 ) -> Iterator[Finding]:
-    """What of every fragment does not fit the spec, then what that means for rollups; as `audit_table`."""
+    """What of every fragment does not fit the spec, then what that means for rollups; as `audit.audit_index`."""
     fit_checker = FitChecker(source, roots)
     missing = set(json_columns(spec))
     is_whole = True

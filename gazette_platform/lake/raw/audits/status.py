@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake.raw.account_book import AccountBook
-from gazette_platform.lake.raw.applying import problems_with_journals
 from gazette_platform.lake.raw.audits.findings import partition_fit, table_finding
-from gazette_platform.lake.raw.planning import JournalCursor, bounded
+from gazette_platform.lake.raw.planning import JournalCursor, bounded, problems_with_journals
 from gazette_platform.lake.raw.reconcile import overlapping, walk_outward
 from gazette_platform.lake.raw.tables import is_current, text_columns
 from gazette_platform.lake.reading.source import all_fragments
@@ -192,6 +191,7 @@ def _meets(state: PartitionState, begin: int, end: int | None) -> bool:
     return any(high > begin and (end is None or low < end) for low, high in state.ranges)
 
 
+# A file that a person adds or removes changes neither account nor index, so a directory is listed again after a while.
 _KEPT_S: Final = 600.0
 _COUNT_MAX: Final = 10_000
 
@@ -359,6 +359,7 @@ def table_standing(
         standing.location = table.location
         standing.as_text = text_columns(spec, table)
         _look_at(standing, session, table)
+    # From accounts alone. A restored metastore may hold less, or more, than any cursor that was stored elsewhere says.
     held = standing.held
     for journal in journals:
         ranges = held.get(journal.name, [])

@@ -69,7 +69,7 @@ def test_more_of_the_same_changes_nothing():
         (ABORTED, True, ErrorCode.invalid_txn_state),
         (ABORTING, True, ErrorCode.invalid_txn_state),
         (NEW, True, ErrorCode.invalid_txn_state),
-        (NEW, False, ErrorCode.invalid_txn_state),
+        (NEW, False, NEW),
     ],
 )
 def test_end_is_repeated_or_refused(former, commit, expected):

@@ -1,0 +1,290 @@
+"""CreateTopics, CreatePartitions, DeleteTopics and DescribeConfigs: topics are made, changed and deleted as journals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, final
+
+from kio.schema.errors import ErrorCode
+
+from gazette_platform.errors import EtcdTransactionFailed, GazetteError
+from gazette_platform.kafka.failures import KafkaError, code_of
+from gazette_platform.kafka.topic_specs import check_count, configs_of, template_of
+from gazette_platform.kafka.topics import PARTITION, is_topic_name
+from gazette_platform.kafka.wire import Api
+from gazette_platform.protocol import JournalChange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+    from gazette_platform.kafka.gateway import Gateway
+    from gazette_platform.kafka.topics import Topic
+    from gazette_platform.kafka.wire import Call
+    from gazette_platform.protocol import JournalSpec
+
+_log = logging.getLogger(__name__)
+
+_TOPIC_RESOURCE: Final = 2
+_BROKER_RESOURCE: Final = 4
+_FROM_TOPIC: Final = 1
+_FROM_DEFAULT: Final = 5
+_READY_S: Final = 10.0
+
+
+@final
+class Admin:
+    """Answers calls that change topics, and shows their configs."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    @property
+    def apis(self) -> Iterable[Api]:
+        """The calls that it answers."""
+        yield Api(19, "create_topics", 2, 7, self._create_topics)
+        yield Api(20, "delete_topics", 1, 6, self._delete_topics)
+        yield Api(32, "describe_configs", 1, 4, self._describe_configs)
+        yield Api(37, "create_partitions", 0, 3, self._create_partitions)
+
+    async def start(self) -> None:
+        """Nothing to begin."""
+
+    async def stop(self) -> None:
+        """Nothing to end."""
+
+    async def create(self, name: str) -> Topic:
+        """Make a topic with the defaults; another client may be faster. Raises: GazetteError."""
+        try:
+            await self._create(name, -1, -1, {})
+        except KafkaError as err:
+            if err.code is not ErrorCode.topic_already_exists:
+                raise
+        return await self._gateway.topics.topic(name)
+
+    async def _create_topics(self, call: Call) -> Any:
+        topics = []
+        for wanted in call.request.topics:
+            configs = {each.name: each.value for each in wanted.configs}
+            count = len(wanted.assignments) or wanted.num_partitions
+            replication = wanted.replication_factor
+            if wanted.assignments:
+                replication = len(wanted.assignments[0].broker_ids)
+            code, text = await _outcome(
+                self._create,
+                wanted.name,
+                count,
+                replication,
+                configs,
+                only_check=call.get("validate_only", False),
+            )
+            found = (await self._gateway.topics.current()).topics.get(wanted.name)
+            topics.append(
+                call.new(
+                    "CreatableTopicResult",
+                    name=wanted.name,
+                    topic_id=None if found is None else found.id,
+                    error_code=code,
+                    error_message=text,
+                    num_partitions=-1 if found is None else len(found.partitions),
+                    replication_factor=-1 if found is None else _spec_of(found).replication,
+                    configs=(),
+                )
+            )
+        return call.new("CreateTopicsResponse", topics=tuple(topics))
+
+    async def _create(
+        self,
+        name: str,
+        count: int,
+        replication: int,
+        configs: Mapping[str, str | None],
+        *,
+        only_check: bool = False,
+    ) -> None:
+        """Raises: GazetteError: the topic is not made."""
+        gateway = self._gateway
+        if not is_topic_name(name):
+            raise KafkaError(
+                ErrorCode.invalid_topic_exception, f"{name!r} is not a name of a topic"
+            )
+        if name in (await gateway.topics.current(age_s=0.0)).topics:
+            raise KafkaError(ErrorCode.topic_already_exists, f"there is a topic {name}")
+        check_count(number := gateway.config.partitions if count == -1 else count)
+        template = template_of(gateway.config, await self._stores(), replication, configs)
+        if template.ignored:
+            _log.warning("topic %s: no effect have %s", name, ", ".join(template.ignored))
+        specs = [template.spec(name, each, gateway.config.prefix) for each in range(number)]
+        if not only_check:
+            await self._apply([JournalChange(spec) for spec in specs], exists=name)
+
+    async def _stores(self) -> tuple[str, ...]:
+        """Where the fragments of new topics go."""
+        config = self._gateway.config
+        if config.store:
+            return (config.store,)
+        for near in await self._gateway.client.list(f"name:prefix={config.prefix}"):
+            if near.spec.fragment.stores:
+                return near.spec.fragment.stores
+        return ()
+
+    async def _apply(self, changes: list[JournalChange], *, exists: str = "") -> None:
+        """Apply changes, and wait until brokers take appends to what was made."""
+        gateway = self._gateway
+        try:
+            await gateway.client.apply(changes)
+        except EtcdTransactionFailed as err:
+            if exists:
+                raise KafkaError(
+                    ErrorCode.topic_already_exists, f"journals of topic {exists} exist"
+                ) from err
+            raise
+        finally:
+            gateway.topics.forget()
+        made = [change.name for change in changes if change.spec is not None]
+        async with asyncio.timeout(_READY_S):
+            for journal in made[:1]:
+                await gateway.client.append(journal, b"")
+
+    async def _create_partitions(self, call: Call) -> Any:
+        results = []
+        for wanted in call.request.topics:
+            code, text = await _outcome(
+                self._extend, wanted.name, wanted.count, only_check=call.request.validate_only
+            )
+            results.append(
+                call.new(
+                    "CreatePartitionsTopicResult",
+                    name=wanted.name,
+                    error_code=code,
+                    error_message=text,
+                )
+            )
+        return call.new("CreatePartitionsResponse", results=tuple(results))
+
+    async def _extend(self, name: str, count: int, *, only_check: bool) -> None:
+        topic = await self._gateway.topics.topic(name)
+        if check_count(count) <= len(topic.partitions):
+            raise KafkaError(
+                ErrorCode.invalid_partitions,
+                f"{name} has {len(topic.partitions)} partitions; their number can only grow",
+            )
+        like = _spec_of(topic)
+        directory = like.name.rpartition("/")[0]
+        specs = [
+            _like(like, f"{directory}/part={number:03}", number)
+            for number in range(max(topic.partitions) + 1, count)
+        ]
+        if specs and not only_check:
+            await self._apply([JournalChange(spec) for spec in specs], exists=name)
+
+    async def _delete_topics(self, call: Call) -> Any:
+        answers = []
+        if call.version >= 6:
+            known = await self._gateway.topics.current(age_s=0.0)
+            wanted = [
+                (each.name or known.name_of(each.topic_id), each.topic_id)
+                for each in call.request.topics
+            ]
+        else:
+            wanted = [(name, None) for name in call.request.topic_names]
+        for name, topic_id in wanted:
+            code, text = await _outcome(self._delete, name)
+            answers.append(
+                call.new(
+                    "DeletableTopicResult",
+                    name=name,
+                    topic_id=topic_id,
+                    error_code=code,
+                    error_message=text,
+                )
+            )
+        return call.new("DeleteTopicsResponse", responses=tuple(answers))
+
+    async def _delete(self, name: str | None) -> None:
+        if name is None:
+            raise KafkaError(ErrorCode.unknown_topic_id, "no topic has this id")
+        known = (await self._gateway.topics.current(age_s=0.0)).topics.get(name)
+        if known is None:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name}")
+        await self._apply(
+            [
+                JournalChange(None, each.journal, each.listing.mod_revision)
+                for each in known.partitions.values()
+            ]
+        )
+
+    async def _describe_configs(self, call: Call) -> Any:
+        results = []
+        for wanted in call.request.resources:
+            configs: dict[str, str] = {}
+            code, text = ErrorCode.none, None
+            try:
+                configs = await self._configs(wanted.resource_type, wanted.resource_name)
+            except GazetteError as err:
+                code, text = code_of(err), str(err)
+            names = wanted.configuration_keys
+            shown = {
+                name: value for name, value in configs.items() if names is None or name in names
+            }
+            results.append(
+                call.new(
+                    "DescribeConfigsResult",
+                    error_code=code,
+                    error_message=text,
+                    resource_type=wanted.resource_type,
+                    resource_name=wanted.resource_name,
+                    configs=tuple(
+                        call.new(
+                            "DescribeConfigsResourceResult",
+                            name=name,
+                            value=value,
+                            read_only=True,
+                            config_source=_FROM_TOPIC
+                            if wanted.resource_type == _TOPIC_RESOURCE
+                            else _FROM_DEFAULT,
+                            is_sensitive=False,
+                            synonyms=(),
+                            documentation=None,
+                        )
+                        for name, value in shown.items()
+                    ),
+                )
+            )
+        return call.new("DescribeConfigsResponse", results=tuple(results))
+
+    async def _configs(self, kind: int, name: str) -> dict[str, str]:
+        config = self._gateway.config
+        if kind == _TOPIC_RESOURCE:
+            return configs_of(await self._gateway.topics.topic(name))
+        if kind == _BROKER_RESOURCE:
+            return {
+                "auto.create.topics.enable": str(config.auto_create).lower(),
+                "default.replication.factor": str(config.replication),
+                "message.max.bytes": str(config.record_bytes_max),
+                "num.partitions": str(config.partitions),
+                "socket.request.max.bytes": str(config.request_bytes_max),
+            }
+        raise KafkaError(ErrorCode.invalid_request, f"resources of type {kind} have no configs")
+
+
+def _spec_of(topic: Topic) -> JournalSpec:
+    return next(iter(topic.partitions.values())).listing.spec
+
+
+def _like(spec: JournalSpec, name: str, number: int) -> JournalSpec:
+    labels = spec.labels.with_value(PARTITION, str(number))
+    return replace(spec, name=name, labels=labels, suspend=None)
+
+
+async def _outcome(
+    act: Callable[..., Coroutine[Any, Any, None]], *args: Any, **options: Any
+) -> tuple[ErrorCode, str | None]:
+    try:
+        await act(*args, **options)
+    except GazetteError as err:
+        return code_of(err), str(err)
+    except TimeoutError:
+        return ErrorCode.request_timed_out, "the journals are made, and no broker serves them yet"
+    return ErrorCode.none, None

@@ -1,0 +1,230 @@
+"""Kafka's record batches (format 2): taken apart for journals, and built for consumers.
+
+`aiokafka` has the C code for records. Compression is undone here, up to a limit, because a small batch may become any size.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import cramjam
+import google_crc32c
+import zstandard
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from kio.schema.errors import ErrorCode
+
+from gazette_platform.kafka.failures import KafkaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_HEAD: Final = struct.Struct(">qiibIhiqqqhii")
+_CRC_END: Final = 21
+_CODEC_MASK: Final = 0x07
+_TRANSACTIONAL: Final = 0x10
+_CONTROL: Final = 0x20
+_MAGIC: Final = 2
+_LENGTH_END: Final = 12
+
+_BASE: Final = struct.Struct(">q")
+_CRC_AND_LAST: Final = struct.Struct(">Ihi")
+_CRC_AT: Final = 17
+
+_LZ4_RATIO_MAX: Final = 256
+_XERIAL: Final = b"\x82SNAPPY\0"
+_XERIAL_HEAD_BYTES: Final = 16
+_SIZE: Final = struct.Struct(">i")
+
+Headers = list[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch of a producer, and its records as `aiokafka` iterates them."""
+
+    producer_id: int
+    """-1: the producer is not idempotent."""
+    epoch: int
+    base_sequence: int
+    count: int
+    is_transactional: bool
+    records: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raises: KafkaError: the records are damaged."""
+        try:
+            yield from self.records
+        except (CorruptRecordException, UnicodeDecodeError, ValueError) as err:
+            raise KafkaError(ErrorCode.corrupt_message, f"damaged records: {err}") from err
+
+
+def read_batch(data: bytes, *, limit: int) -> Batch:
+    """The one batch that a partition's part of a Produce request holds.
+
+    Args:
+        data: the batch.
+        limit: of its bytes once compression is undone.
+
+    Raises: KafkaError: it is malformed, too large, or of an older format.
+    """
+    if len(data) < _HEAD.size:
+        raise KafkaError(
+            ErrorCode.corrupt_message, f"a batch of {len(data)} bytes has no whole header"
+        )
+    (_, length, _, magic, crc, attributes, last, _, _, producer_id, epoch, sequence, count) = (
+        _HEAD.unpack_from(data)
+    )
+    if magic != _MAGIC:
+        raise KafkaError(
+            ErrorCode.unsupported_for_message_format,
+            f"record format {magic} is too old (a producer of Kafka 0.11 or later sends format 2)",
+        )
+    if length + _LENGTH_END != len(data):
+        raise KafkaError(ErrorCode.invalid_record, "a request may hold one batch for a partition")
+    if google_crc32c.value(data[_CRC_END:]) != crc:
+        raise KafkaError(ErrorCode.corrupt_message, "the batch does not have its checksum")
+    if attributes & _CONTROL:
+        raise KafkaError(ErrorCode.invalid_record, "producers may not write control records")
+    if count < 1 or last != count - 1:
+        raise KafkaError(
+            ErrorCode.invalid_record, f"{count} records, and the last has number {last}"
+        )
+    if len(data) > limit:
+        raise _too_large(limit)
+    codec = attributes & _CODEC_MASK
+    if codec:
+        data = _without_codec(data, attributes, _decompressed(codec, data[_HEAD.size :], limit))
+    return Batch(
+        producer_id,
+        epoch,
+        sequence,
+        count,
+        bool(attributes & _TRANSACTIONAL),
+        DefaultRecordBatch(data),
+    )
+
+
+def _without_codec(data: bytes, attributes: int, records: bytes) -> bytes:
+    head = bytearray(data[: _HEAD.size])
+    struct.pack_into(">h", head, _CRC_END, attributes & ~_CODEC_MASK)
+    return bytes(head + records)
+
+
+def _too_large(limit: int) -> KafkaError:
+    return KafkaError(
+        ErrorCode.message_too_large, f"a batch is larger than --kafka.record-bytes-max={limit}"
+    )
+
+
+def _decompressed(codec: int, data: bytes, limit: int) -> bytes:
+    undo = _CODECS.get(codec)
+    if undo is None:
+        raise KafkaError(ErrorCode.unsupported_compression_type, f"unknown compression {codec}")
+    try:
+        return undo(data, limit)
+    except KafkaError:
+        raise
+    except Exception as err:
+        raise KafkaError(ErrorCode.corrupt_message, f"damaged compression: {err}") from err
+
+
+def _gunzip(data: bytes, limit: int) -> bytes:
+    stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    found = stream.decompress(data, limit + 1)
+    if len(found) > limit:
+        raise _too_large(limit)
+    if not stream.eof:
+        raise KafkaError(ErrorCode.corrupt_message, "compressed records end too soon")
+    return found
+
+
+def _unzstd(data: bytes, limit: int) -> bytes:
+    with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+        found: bytes = reader.read(limit + 1)
+    if len(found) > limit:
+        raise _too_large(limit)
+    return found
+
+
+def _unlz4(data: bytes, limit: int) -> bytes:
+    # Its pages are not touched before they are written.
+    room = bytearray(min(limit + 1, len(data) * _LZ4_RATIO_MAX))
+    try:
+        size = cramjam.lz4.decompress_into(data, room)
+    except cramjam.DecompressionError as err:
+        if "whole buffer" in str(err):
+            raise _too_large(limit) from err
+        raise
+    if size > limit:
+        raise _too_large(limit)
+    return bytes(memoryview(room)[:size])
+
+
+def _unsnappy(data: bytes, limit: int) -> bytes:
+    if not data.startswith(_XERIAL):
+        return _unsnappy_block(data, limit)
+    found, size, at = [], 0, _XERIAL_HEAD_BYTES
+    while at < len(data):
+        (length,) = _SIZE.unpack_from(data, at)
+        at += _SIZE.size
+        if not 0 < length <= len(data) - at:
+            raise KafkaError(ErrorCode.corrupt_message, "compressed records end too soon")
+        found.append(_unsnappy_block(data[at : at + length], limit - size))
+        size += len(found[-1])
+        at += length
+    return b"".join(found)
+
+
+def _unsnappy_block(data: bytes, limit: int) -> bytes:
+    if cramjam.snappy.decompress_raw_len(data) > limit:
+        raise _too_large(limit)
+    return bytes(cramjam.snappy.decompress_raw(data))
+
+
+_CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
+    1: _gunzip,
+    2: _unsnappy,
+    3: _unlz4,
+    4: _unzstd,
+}
+
+
+def new_builder() -> Any:
+    """A builder of one batch of any size. Its `append` takes offsets from the batch's base on."""
+    return DefaultRecordBatchBuilder(_MAGIC, 0, 0, -1, -1, -1, 1 << 31)
+
+
+def finish_batch(builder: Any, count: int, *, base: int, end: int) -> bytearray:
+    """The batch of a builder.
+
+    Args:
+        count: of records.
+        base: offset that those of the records count from.
+        end: offset at which a consumer goes on: behind records that were left out, too.
+    """
+    if not count:
+        return _empty_batch(base, end)
+    built: bytearray = builder.build()
+    _BASE.pack_into(built, 0, base)
+    _, attributes, last = _CRC_AND_LAST.unpack_from(built, _CRC_AT)
+    if last != end - base - 1:
+        _CRC_AND_LAST.pack_into(built, _CRC_AT, 0, attributes, end - base - 1)
+        _sign(built)
+    return built
+
+
+def _empty_batch(base: int, end: int) -> bytearray:
+    built = bytearray(_HEAD.size)
+    length = _HEAD.size - _LENGTH_END
+    _HEAD.pack_into(built, 0, base, length, -1, _MAGIC, 0, 0, end - base - 1, -1, -1, -1, -1, -1, 0)
+    _sign(built)
+    return built
+
+
+def _sign(built: bytearray) -> None:
+    crc = google_crc32c.value(bytes(memoryview(built)[_CRC_END:]))
+    struct.pack_into(">I", built, _CRC_AT, crc)

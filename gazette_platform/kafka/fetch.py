@@ -1,0 +1,285 @@
+"""Fetch: lines of journals become batches of records.
+
+Answers name no session, so each request lists its partitions. A consumer that reads committed records only gets those up to the
+first whose transaction is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, final
+
+from kio.schema.errors import ErrorCode
+
+from gazette_platform.errors import GazetteError
+from gazette_platform.kafka.batches import finish_batch, new_builder
+from gazette_platform.kafka.failures import KafkaError, code_of
+from gazette_platform.kafka.marks import Marks, has_marks
+from gazette_platform.kafka.records import decode_lines
+from gazette_platform.kafka.tails import ReadAhead, Tail
+from gazette_platform.kafka.wire import Api
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gazette_platform.kafka.gateway import Gateway
+    from gazette_platform.kafka.topics import Form, Partition
+    from gazette_platform.kafka.wire import Call, Peer
+
+_KEY: Final = 1
+_LEAST: Final = 4
+_MOST: Final = 12
+_WAIT_S_MAX: Final = 30.0
+_IDLE_S: Final = 60.0
+_PART: Final = "fetch"
+_COMMITTED: Final = 1
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A partition that a connection reads."""
+
+    tail: Tail
+    created: int
+    marks: Marks | None = None
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Reads:
+    """What a connection reads."""
+
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    followed: dict[tuple[str, int], _Followed] = field(default_factory=dict)
+
+    def close(self) -> None:
+        for each in self.followed.values():
+            _close(each)
+        self.followed.clear()
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """A partition of a request, and what was found for it."""
+
+    topic: str
+    index: int
+    offset: int
+    size: int
+    form: Form | None = None
+    followed: _Followed | None = None
+    error: GazetteError | None = None
+    end: int = 0
+    """Bytes that can be given, up to the first record that is undecided."""
+    stable: int = -1
+    """The offset before which all is decided, as far as was looked."""
+
+
+@final
+class Fetch:
+    """Answers Fetch."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._ahead = ReadAhead()
+
+    @property
+    def apis(self) -> Iterable[Api]:
+        """The calls that it answers."""
+        yield Api(_KEY, "fetch", _LEAST, _MOST, self._fetch)
+
+    async def start(self) -> None:
+        """Nothing to begin."""
+
+    async def stop(self) -> None:
+        """Nothing to end: reads end with their connections."""
+
+    async def _fetch(self, call: Call) -> Any:
+        reads = self._reads_of(call.peer)
+        request = call.request
+        wanted = [
+            _Wanted(topic.topic, each.partition, each.fetch_offset, each.partition_max_bytes)
+            for topic in request.topics
+            for each in topic.partitions
+        ]
+        for each in wanted:
+            await self._follow(reads, each)
+        self._drop_idle(reads)
+        is_committed = request.isolation_level == _COMMITTED
+        wait_s = min(request.max_wait.total_seconds(), _WAIT_S_MAX)
+        await self._wait(reads, wanted, wait_s, request.min_bytes, is_committed=is_committed)
+        return self._answer(call, wanted, is_committed=is_committed)
+
+    def _reads_of(self, peer: Peer) -> _Reads:
+        reads: _Reads | None = peer.kept.get(_PART)
+        if reads is None:
+            reads = peer.kept[_PART] = _Reads()
+            peer.on_close(reads.close)
+        return reads
+
+    async def _follow(self, reads: _Reads, wanted: _Wanted) -> None:
+        """Have a tail at the place that is wanted."""
+        key = wanted.topic, wanted.index
+        try:
+            topics = self._gateway.topics
+            partition = topics.known(*key) or await topics.partition(*key)
+            wanted.form = partition.form
+            followed = reads.followed.get(key)
+            if (
+                followed is None
+                or followed.tail.position != wanted.offset
+                or followed.created != partition.listing.created
+            ):
+                if followed is not None:
+                    _close(reads.followed.pop(key))
+                followed = await self._open(reads, partition, wanted.offset)
+                reads.followed[key] = followed
+            followed.tail.used_at = self._gateway.clock.monotonic()
+            wanted.followed = followed
+        except GazetteError as err:
+            wanted.error = err
+
+    async def _open(self, reads: _Reads, partition: Partition, offset: int) -> _Followed:
+        tail = Tail(self._gateway, partition.journal, self._ahead, reads.stirred)
+        await tail.open(partition, offset)
+        return _Followed(tail, partition.listing.created)
+
+    def _drop_idle(self, reads: _Reads) -> None:
+        before = self._gateway.clock.monotonic() - _IDLE_S
+        for key in [key for key, each in reads.followed.items() if each.tail.used_at < before]:
+            _close(reads.followed.pop(key))
+
+    async def _wait(
+        self,
+        reads: _Reads,
+        wanted: list[_Wanted],
+        wait_s: float,
+        min_bytes: int,
+        *,
+        is_committed: bool,
+    ) -> None:
+        """Wait until there is enough, or the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            reads.stirred.clear()
+            ready = 0
+            for each in wanted:
+                ready += await self._look(reads, each, is_committed=is_committed)
+            if ready >= min_bytes or any(each.error is not None for each in wanted):
+                return
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await reads.stirred.wait()
+            except TimeoutError:
+                return
+
+    async def _look(self, reads: _Reads, wanted: _Wanted, *, is_committed: bool) -> int:
+        """Note how much of a partition can be given. Returns: its bytes."""
+        followed = wanted.followed
+        if followed is None or wanted.error is not None:
+            return 0
+        try:
+            followed.tail.check()
+            wanted.end = followed.tail.available
+            if is_committed and wanted.end:
+                block = followed.tail.lines(wanted.size, one=True)
+                wanted.end = len(block)
+                if followed.marks is not None or has_marks(block):
+                    if followed.marks is None:
+                        ahead = Tail(
+                            self._gateway, followed.tail.journal, self._ahead, reads.stirred
+                        )
+                        followed.marks = Marks(ahead, followed.tail)
+                    wanted.end = await followed.marks.decided(block)
+            if is_committed:
+                marks, place = followed.marks, followed.tail.position + wanted.end
+                wanted.stable = place if marks is None else marks.stable
+        except GazetteError as err:
+            wanted.error = err
+            return 0
+        return wanted.end
+
+    def _answer(self, call: Call, wanted: list[_Wanted], *, is_committed: bool) -> Any:
+        left: int = call.get("max_bytes", 1 << 30)
+        topics: dict[str, list[Any]] = {}
+        for each in wanted:
+            part, size = self._part(call, each, left, is_committed=is_committed)
+            left -= size
+            topics.setdefault(each.topic, []).append(part)
+        return call.new(
+            "FetchResponse",
+            error_code=ErrorCode.none,
+            session_id=0,
+            responses=tuple(
+                call.new("FetchableTopicResponse", topic=topic, partitions=tuple(parts))
+                for topic, parts in topics.items()
+            ),
+        )
+
+    def _part(
+        self, call: Call, wanted: _Wanted, left: int, *, is_committed: bool
+    ) -> tuple[Any, int]:
+        records, head, stable, start = b"", -1, -1, -1
+        error, followed = wanted.error, wanted.followed
+        if error is None and followed is not None:
+            tail = followed.tail
+            if wanted.end and left > 0:
+                is_first = left == call.get("max_bytes", 1 << 30)
+                records = self._records(followed, wanted, left, one=is_first)
+            head, start = tail.head, tail.start
+            stable = wanted.stable if is_committed else head
+        elif followed is not None:
+            for key, each in [*_reads(call).followed.items()]:
+                if each is followed:
+                    _close(_reads(call).followed.pop(key))
+        part = call.new(
+            "PartitionData",
+            partition_index=wanted.index,
+            error_code=ErrorCode.none if error is None else code_of(error),
+            high_watermark=head,
+            last_stable_offset=stable,
+            log_start_offset=start,
+            aborted_transactions=None,
+            records=records,
+        )
+        return part, len(records)
+
+    def _records(self, followed: _Followed, wanted: _Wanted, left: int, *, one: bool) -> bytes:
+        tail = followed.tail
+        size = min(wanted.size, left)
+        block = tail.lines(min(size, wanted.end), one=one or size >= wanted.size)
+        if not block or wanted.form is None:
+            return b""
+        builder = new_builder()
+        done = decode_lines(
+            wanted.form,
+            block,
+            builder.append,
+            verdicts=followed.marks,
+            base=tail.position,
+            else_ms=int(self._gateway.clock.unix_s() * 1000),
+        )
+        if not done.size:
+            return b""
+        base = tail.position
+        try:
+            built = finish_batch(builder, done.records, base=base, end=base + done.size)
+        except (OverflowError, ValueError) as err:
+            raise KafkaError(ErrorCode.corrupt_message, str(err)) from err
+        tail.advance(done.size)
+        return bytes(built)
+
+
+def _reads(call: Call) -> _Reads:
+    reads: _Reads = call.peer.kept[_PART]
+    return reads
+
+
+def _close(followed: _Followed) -> None:
+    followed.tail.close()
+    if followed.marks is not None:
+        followed.marks.close()

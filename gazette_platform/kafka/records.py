@@ -1,0 +1,471 @@
+r"""Records as lines of a journal, and lines as records. Pure.
+
+A line of the form `json` is the record's value with one more member at its begin, which is cut off again for consumers:
+
+    {"_meta":{"uuid":"…","ts":1700000000000,"key":"k","headers":[["a","b"]]},"a":1}
+
+`key64` takes the place of `key` if the key is not UTF-8, and a header ``["a","YQ==",64]`` has bytes. Every ``}`` inside is written
+as ``\u007d``, so the first one ends ``_meta``. A line of the form `envelope` has key, headers and value beside ``_meta``.
+A line that did not come by Kafka is a record whose value is the line.
+
+The offset of a record is that of its last byte, which is its newline.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import msgspec
+import orjson
+
+from gazette_platform.errors import DataError
+from gazette_platform.kafka.topics import Form
+from gazette_platform.message.uuid import Flags, parse_uuid, unix_ns_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    Headers = list[tuple[str, bytes | None]]
+
+_BEGIN: Final = b'{"_meta":{"uuid":"'
+_TS: Final = b'","ts":'
+_UUID_AT: Final = len(_BEGIN)
+_TS_AT: Final = _UUID_AT + 36
+_META_AT: Final = _TS_AT + len(_TS)
+# The low byte of the flags, in the fourth group of the UUID.
+_FLAGS_AT: Final = _UUID_AT + 21
+_META_NAMES: Final = frozenset(("ts", "key", "key64", "headers", "tombstone"))
+_ENVELOPE_NAMES: Final = frozenset(("_meta", "key", "key64", "headers", "value", "value64"))
+_TS_DIGITS_MAX: Final = 18
+_BASE64: Final = 64
+_FOREIGN: Final = re.compile(rb'"_meta"\s*:\s*\{\s*"uuid"\s*:\s*"([0-9a-fA-F-]{36})"')
+_KEYED: Final = re.compile(rb'(\d{1,18}),"key":"([^"\\]*)"')
+# A value that is larger is not copied to cut off its first byte.
+_VIEW_BYTES: Final = 16 << 10
+
+
+class BadRecord(NamedTuple):
+    """A record that the form of the topic cannot hold."""
+
+    number: int
+    why: str
+
+
+class Refused(DataError):
+    """A batch with such records."""
+
+    def __init__(self, records: Sequence[BadRecord]) -> None:
+        first = records[0]
+        more = f" (and {len(records) - 1} more)" if len(records) > 1 else ""
+        super().__init__(f"record {first.number}: {first.why}{more}")
+        self.records = records
+
+
+class Lines(NamedTuple):
+    """A batch as content of a journal."""
+
+    content: bytes
+    first_bytes: int
+    """Length of the first line."""
+
+
+class Stamp(NamedTuple):
+    """The first of the UUIDs of a batch, one for each record."""
+
+    producer: bytes
+    clock: int
+    """A multiple of 16."""
+    flags: int
+
+    def end(self, count: int) -> int:
+        """The clock for the next batch, after one of `count` records."""
+        return self.clock + (-(-count // 16) << 4)
+
+
+def stamp_texts(stamp: Stamp, count: int) -> Iterator[bytes]:
+    """What the lines of a batch begin with, up to the end of their UUIDs."""
+    producer = stamp.producer.hex()
+    tails = [f"{0x8000 | low << 10 | stamp.flags:04x}-{producer}".encode() for low in range(16)]
+    tick = stamp.clock >> 4
+    for number in range(tick, tick + -(-count // 16)):
+        head = f"{number & 0xFFFFFFFF:08x}-{number >> 32 & 0xFFFF:04x}-1{number >> 48 & 0xFFF:03x}-"
+        begin = _BEGIN + head.encode()
+        for tail in tails:
+            yield begin + tail
+
+
+class _Probe(msgspec.Struct, gc=False, rename={"meta": "_meta"}):
+    """A JSON object. Only the member matters that we would add."""
+
+    meta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_probe: Final = msgspec.json.Decoder(_Probe).decode
+
+
+def encode_batch(
+    form: Form, records: Iterable[Any], stamp: Stamp, count: int, now_ms: int
+) -> Lines:
+    """The lines of a batch.
+
+    Args:
+        records: with ``value``, ``key``, ``headers`` and ``timestamp``.
+        count: of them.
+        now_ms: of records without a timestamp.
+
+    Raises: Refused: records do not fit the form.
+    """
+    bad: list[BadRecord] = []
+    pieces: list[bytes | memoryview] = []
+    first_bytes = _ENCODERS[form](records, stamp_texts(stamp, count), now_ms, pieces, bad)
+    content = b"".join(pieces)
+    if not bad and content.count(b"\n") == count and _is_utf8(content):
+        return Lines(content, first_bytes)
+    raise Refused(bad or _find_bad(content, count))
+
+
+def _is_utf8(content: bytes) -> bool:
+    if content.isascii():
+        return True
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _find_bad(content: bytes, count: int) -> list[BadRecord]:
+    """The bad records of a batch that has some."""
+    if content.count(b"\n") != count:
+        cure = "write JSON on one line, or give the topic the form envelope"
+        return [BadRecord(0, f"a value of this batch has a newline ({cure})")]
+    lines = content.split(b"\n")[:-1]
+    why = "the value is not UTF-8 (give the topic the form envelope)"
+    return [BadRecord(index, why) for index, line in enumerate(lines) if not _is_utf8(line)]
+
+
+def _encode_json(
+    records: Iterable[Any],
+    stamps: Iterator[bytes],
+    now_ms: int,
+    pieces: list[bytes | memoryview],
+    bad: list[BadRecord],
+) -> int:
+    last_ts, ts_text, add = None, b"", pieces.extend
+    for record, begin in zip(records, stamps, strict=False):
+        value, ts = record.value, record.timestamp
+        if ts != last_ts:
+            last_ts, ts_text = ts, b'","ts":%d' % (ts if ts >= 0 else now_ms)
+        key, headers = record.key, record.headers
+        meta = ts_text if key is None and not headers else ts_text + _meta(key, headers)
+        if value is None:
+            add((begin, meta, b',"tombstone":true}}\n'))
+            continue
+        try:
+            fits = _probe(value).meta is msgspec.UNSET and value[:1] == b"{"
+        except (msgspec.MsgspecError, RecursionError):
+            fits = False
+        if not fits or b"\n" in value:
+            bad.append(BadRecord(_index(pieces, bad), _why_not(value)))
+        else:
+            add((begin, meta, b"}," if _has_members(value) else b"}", _rest(value), b"\n"))
+    return _first_bytes(pieces)
+
+
+def _first_bytes(pieces: Sequence[bytes | memoryview]) -> int:
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if piece[-1:] == b"\n":
+            break
+    return size
+
+
+def _index(pieces: Sequence[bytes | memoryview], bad: Sequence[BadRecord]) -> int:
+    """The number of the record that is looked at."""
+    return len(bad) + sum(piece[-1:] == b"\n" for piece in pieces)
+
+
+def _has_members(value: bytes) -> bool:
+    return value[1:2] == b'"' or value[1:].lstrip()[:1] != b"}"
+
+
+def _rest(value: bytes) -> bytes | memoryview:
+    return value[1:] if len(value) < _VIEW_BYTES else memoryview(value)[1:]
+
+
+def _why_not(value: bytes) -> str:
+    cure = "give the topic the form envelope to hold any bytes"
+    if b"\n" in value:
+        return f"the value has a newline (write JSON on one line, or {cure})"
+    try:
+        meta = _probe(value).meta
+    except (msgspec.MsgspecError, RecursionError) as err:
+        return f"the value is not a JSON object: {err} ({cure})"
+    if meta is not msgspec.UNSET:
+        return f"the value has a member _meta, which the topic adds itself (rename it, or {cure})"
+    return f"the value does not begin with {{ (leave out what is before it, or {cure})"
+
+
+def _meta(key: bytes | None, headers: Headers) -> bytes:
+    """The members behind ``ts``."""
+    found = b""
+    if key is not None:
+        try:
+            found = b',"key":' + orjson.dumps(key.decode())
+        except UnicodeDecodeError:
+            found = b',"key64":"' + b64encode(key) + b'"'
+    if headers:
+        found += b',"headers":' + orjson.dumps([_header(*each) for each in headers])
+    return found.replace(b"}", b"\\u007d")
+
+
+def _header(name: str, value: bytes | None) -> list[Any]:
+    if value is None:
+        return [name, None]
+    try:
+        return [name, value.decode()]
+    except UnicodeDecodeError:
+        return [name, b64encode(value).decode(), _BASE64]
+
+
+def _encode_plain(
+    records: Iterable[Any],
+    _stamps: Iterator[bytes],
+    _now_ms: int,
+    pieces: list[bytes | memoryview],
+    bad: list[BadRecord],
+) -> int:
+    for index, record in enumerate(records):
+        value = record.value
+        try:
+            if value is not None and b"\n" not in value and _probe(value) is not None:
+                pieces += (value, b"\n")
+                continue
+            why = "the topic holds no null values (kafka.meta=none)" if value is None else ""
+        except (msgspec.MsgspecError, RecursionError):
+            why = ""
+        bad.append(BadRecord(index, why or _why_not(value)))
+    return _first_bytes(pieces)
+
+
+def _encode_envelope(
+    records: Iterable[Any],
+    stamps: Iterator[bytes],
+    now_ms: int,
+    pieces: list[bytes | memoryview],
+    _bad: list[BadRecord],
+) -> int:
+    for record, begin in zip(records, stamps, strict=False):
+        ts, key, value = record.timestamp, record.key, record.value
+        fields: dict[str, Any] = {}
+        if key is not None:
+            _put(fields, "key", key)
+        if record.headers:
+            fields["headers"] = [_header(*each) for each in record.headers]
+        if value is None:
+            fields["value"] = None
+        else:
+            _put(fields, "value", value)
+        end = b'","ts":%d},' % (ts if ts >= 0 else now_ms)
+        pieces += (begin, end, orjson.dumps(fields)[1:], b"\n")
+    return _first_bytes(pieces)
+
+
+def _put(fields: dict[str, Any], name: str, value: bytes) -> None:
+    try:
+        fields[name] = value.decode()
+    except UnicodeDecodeError:
+        fields[f"{name}64"] = b64encode(value).decode()
+
+
+_ENCODERS: Final[Mapping[Form, Any]] = {
+    Form.JSON: _encode_json,
+    Form.PLAIN: _encode_plain,
+    Form.ENVELOPE: _encode_envelope,
+}
+
+
+# ------------------------------------------------------------------ lines as records
+
+
+class Verdicts(Protocol):
+    """Says what became of records of transactions."""
+
+    def of(self, producer: bytes, clock: int, offset: int) -> bool | None:
+        """Whether the record that ends at `offset` was committed; None: it is not known yet."""
+        ...
+
+
+class Decoded(NamedTuple):
+    """What lines gave."""
+
+    records: int
+    """How many the builder has."""
+    size: int
+    """Bytes of lines that were looked at; less than all if a record is undecided."""
+
+
+def decode_lines(
+    form: Form,
+    block: bytes,
+    add: Callable[[int, int, bytes | None, bytes | None, Headers], object],
+    *,
+    verdicts: Verdicts | None = None,
+    base: int = 0,
+    else_ms: int = 0,
+) -> Decoded:
+    """Give the records of lines to a builder.
+
+    Args:
+        block: whole lines.
+        add: takes offset (from the begin of `block`), timestamp, key, value and headers.
+        verdicts: for consumers that read committed records only; None: all records count.
+        base: offset of the block.
+        else_ms: timestamp of records that have none.
+    """
+    count, at = 0, -1
+    last_tail, ts = b"", 0
+    is_json, none = form is Form.JSON, list[Any]()
+    lines = block.split(b"\n")
+    lines.pop()
+    for line in lines:
+        at += len(line) + 1
+        if (
+            line[:_UUID_AT] == _BEGIN
+            and line[_TS_AT:_META_AT] == _TS
+            and line[_FLAGS_AT : _FLAGS_AT + 2] == b"00"
+        ):
+            if is_json:
+                end = line.find(b"}", _META_AT)
+                tail = line[_META_AT:end]
+                if tail != last_tail:
+                    if not (tail.isdigit() and len(tail) <= _TS_DIGITS_MAX):
+                        add(at, *(_with_meta(tail, line, end) or _foreign(line, else_ms)))
+                        count += 1
+                        continue
+                    last_tail, ts = tail, int(tail)
+                rest = line[end + 1 :]
+                add(at, ts, None, b"{" + (rest[1:] if rest[:1] == b"," else rest), none)
+                count += 1
+                continue
+        elif not (is_shown := _is_line_shown(line, verdicts, base + at)):
+            if is_shown is None:
+                return Decoded(count, at - len(line))
+            continue
+        add(at, *_decode_line(form, line, else_ms))
+        count += 1
+    return Decoded(count, at + 1)
+
+
+_Record = tuple[int, bytes | None, bytes | None, "Headers"]
+
+
+def _decode_line(form: Form, line: bytes, else_ms: int) -> _Record:
+    """Timestamp, key, value and headers of any line."""
+    if line[:_UUID_AT] == _BEGIN and line[_TS_AT:_META_AT] == _TS:
+        found = None
+        if form is Form.JSON:
+            end = line.find(b"}", _META_AT)
+            found = _with_meta(line[_META_AT:end], line, end)
+        elif form is Form.ENVELOPE:
+            found = _of_envelope(line)
+        if found is not None:
+            return found
+    return _foreign(line, else_ms)
+
+
+def _foreign(line: bytes, else_ms: int) -> _Record:
+    """The record of a line that did not come by Kafka."""
+    return (_foreign_ms(line, else_ms) if b'"_meta"' in line else else_ms), None, line, []
+
+
+def _is_line_shown(line: bytes, verdicts: Verdicts | None, offset: int) -> bool | None:
+    """Whether consumers get the record of a line; None: that is not decided yet."""
+    if b'"_meta"' not in line:
+        return True
+    uuid = foreign_uuid(line)
+    return True if uuid is None else _is_shown(uuid, verdicts, offset)
+
+
+def _is_shown(uuid: bytes, verdicts: Verdicts | None, offset: int) -> bool | None:
+    """Whether consumers get a record; None: that is not decided yet."""
+    try:
+        producer, clock, flags = parse_uuid(uuid.decode())
+    except (DataError, UnicodeDecodeError):
+        return True
+    if flags == Flags.ACK_TXN:
+        return False
+    if flags != Flags.CONTINUE_TXN or verdicts is None:
+        return True
+    return verdicts.of(producer, clock, offset)
+
+
+def foreign_uuid(line: bytes) -> bytes | None:
+    """The text of the UUID in ``_meta`` of a line that did not come by Kafka."""
+    found = _FOREIGN.search(line)
+    if found is not None:
+        return found[1]
+    try:
+        uuid = orjson.loads(line)["_meta"]["uuid"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return uuid.encode() if isinstance(uuid, str) else None
+
+
+def _foreign_ms(line: bytes, else_ms: int) -> int:
+    uuid = foreign_uuid(line)
+    if uuid is None:
+        return else_ms
+    try:
+        clock = parse_uuid(uuid.decode()).clock
+    except DataError:
+        return else_ms
+    return unix_ns_of(clock) // 1_000_000 if clock else else_ms
+
+
+def _with_meta(tail: bytes, line: bytes, end: int) -> _Record | None:
+    """The record of a line with more in ``_meta``; None: it is not of our form."""
+    plain = _KEYED.fullmatch(tail)
+    if plain is not None:
+        return int(plain[1]), plain[2], b"{" + line[end + 1 :].removeprefix(b","), []
+    try:
+        meta = orjson.loads(b'{"ts":' + tail + b"}")
+        if not meta.keys() <= _META_NAMES:
+            return None
+        ts, value = int(meta["ts"]), line[end + 1 :]
+        shown = None if "tombstone" in meta else b"{" + value.removeprefix(b",")
+        return ts, _bytes_of(meta, "key"), shown, _headers_of(meta)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None
+
+
+def _of_envelope(line: bytes) -> _Record | None:
+    try:
+        found = orjson.loads(line)
+        if not found.keys() <= _ENVELOPE_NAMES or not ("value" in found or "value64" in found):
+            return None
+        ts = int(found["_meta"]["ts"])
+        return ts, _bytes_of(found, "key"), _bytes_of(found, "value"), _headers_of(found)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None
+
+
+def _bytes_of(found: Mapping[str, Any], name: str) -> bytes | None:
+    text = found.get(name)
+    if text is not None:
+        return bytes(text.encode()) if isinstance(text, str) else orjson.dumps(text)
+    encoded = found.get(f"{name}64")
+    return None if encoded is None else b64decode(encoded, validate=True)
+
+
+def _headers_of(found: Mapping[str, Any]) -> Headers:
+    return [_header_of(*each) for each in found.get("headers", ())]
+
+
+def _header_of(name: str, value: str | None, base: int = 0) -> tuple[str, bytes | None]:
+    if value is None:
+        return name, None
+    return name, b64decode(value, validate=True) if base else value.encode()

@@ -1,0 +1,222 @@
+"""Reads of journals that go on from one Fetch to the next.
+
+A consumer asks for what follows its last answer, so a read is kept open between them, at the place where it ended. It reads
+ahead, up to a bound for each partition and one for the process; a poll at the end opens nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final, final
+
+from kio.schema.errors import ErrorCode
+
+from gazette_platform.errors import GazetteError, OffsetJump
+from gazette_platform.kafka.failures import KafkaError
+
+if TYPE_CHECKING:
+    from gazette_platform.client.read.reader import Reader
+    from gazette_platform.kafka.gateway import Gateway
+    from gazette_platform.kafka.topics import Partition
+
+_AHEAD_BYTES: Final = 2 << 20
+_TOTAL_BYTES: Final = 256 << 20
+_BACK_BYTES: Final = 64 << 10
+_NEWLINE: Final = b"\n"
+
+
+@final
+class ReadAhead:
+    """Bytes that all tails of the process hold."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether tails that hold something read no more."""
+        return self.held >= _TOTAL_BYTES
+
+
+@final
+class Tail:
+    """A read of a journal, from the begin of a line on.
+
+    Attributes:
+        position: offset of the first byte that is held.
+        start: of the journal, when the tail was opened: no earlier content can be read.
+        used_at: when it was last asked, for its owner.
+
+    Args:
+        stirred: set when there is more, or the read has failed.
+    """
+
+    def __init__(
+        self, gateway: Gateway, journal: str, ahead: ReadAhead, stirred: asyncio.Event
+    ) -> None:
+        self.journal = journal
+        self.position = 0
+        self.start = 0
+        self.used_at = 0.0
+        self._gateway = gateway
+        self._ahead = ahead
+        self._stirred = stirred
+        self._buffer = bytearray()
+        self._lines_end = 0  # up to where the buffer has whole lines
+        self._head = 0
+        self._room = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._error: GazetteError | None = None
+        self._line_max = gateway.config.record_bytes_max * 2
+
+    async def open(self, partition: Partition, offset: int) -> None:
+        """Begin at the record that holds the byte at `offset`, or at its end if that is the end of one before.
+
+        Raises: KafkaError: there is no such offset; GazetteError.
+        """
+        client = self._gateway.client
+        self._head = await client.write_head(self.journal)
+        self.start = await log_start(self._gateway, self.journal, self._head)
+        if not self.start <= offset <= self._head:
+            raise KafkaError(
+                ErrorCode.offset_out_of_range,
+                f"{self.journal} has offsets {self.start} to {self._head}, and not {offset}",
+            )
+        self.begin(await self._line_begin(offset), created=partition.listing.created)
+
+    def begin(self, position: int, *, created: int = 0) -> None:
+        """Begin at a place that is known to be the begin of a line.
+
+        Args:
+            created: of the journal that the place belongs to; 0: not known.
+        """
+        self.position = position
+        self._task = self._gateway.tasks.spawn(self._pump(created), name="tail")
+
+    async def _line_begin(self, offset: int) -> int:
+        """The begin of the line that holds the byte at `offset`."""
+        size = 1
+        while offset > self.start:
+            begin = max(self.start, offset - size)
+            reader = self._gateway.client.read(
+                self.journal, begin, end_offset=offset, on_jump="continue"
+            )
+            async with reader:
+                found = await reader.read()
+            newline = found.rfind(_NEWLINE)
+            if newline >= 0:
+                return offset - len(found) + newline + 1
+            if begin == self.start:
+                return offset - len(found)
+            if size > self._line_max:
+                raise KafkaError(ErrorCode.corrupt_message, f"{self.journal}: a line is too long")
+            size = max(_BACK_BYTES, size * 4)
+        return offset
+
+    async def _pump(self, created: int) -> None:
+        try:
+            reader = self._gateway.client.read(
+                self.journal, self.position, block=True, created=created
+            )
+            async with reader:
+                while not await self._pump_to_jump(reader):
+                    self._jump(reader.offset)
+        except GazetteError as err:
+            self._error = err
+        finally:
+            self._stirred.set()
+
+    async def _pump_to_jump(self, reader: Reader) -> bool:
+        """Take what comes. Returns: False: content after it is gone."""
+        try:
+            async for piece in reader:
+                self._head = reader.write_head
+                self._take(piece)
+                while self._is_full():
+                    self._room.clear()
+                    await self._room.wait()
+        except OffsetJump:
+            return False
+        return True
+
+    def _take(self, piece: bytes | memoryview) -> None:
+        held = len(self._buffer)
+        self._buffer += piece
+        self._ahead.held += len(piece)
+        newline = self._buffer.rfind(_NEWLINE, held)
+        if newline >= 0:
+            self._lines_end = newline + 1
+            self._stirred.set()
+
+    def _jump(self, offset: int) -> None:
+        """Content is gone: what follows begins at `offset`."""
+        if not self._lines_end:
+            self._drop(len(self._buffer))
+            self.position = offset
+        # Else the line that was begun ends in the next one; neither is whole.
+
+    def _is_full(self) -> bool:
+        size = len(self._buffer)
+        if not self._lines_end:
+            if size <= self._line_max:
+                return False
+            raise KafkaError(ErrorCode.corrupt_message, f"{self.journal}: a line is too long")
+        return size >= _AHEAD_BYTES or self._ahead.is_full
+
+    @property
+    def available(self) -> int:
+        """Bytes of whole lines that are held."""
+        return self._lines_end
+
+    @property
+    def head(self) -> int:
+        """The end of the journal, as far as known."""
+        return max(self._head, self.position + len(self._buffer))
+
+    def check(self) -> None:
+        """Raises: GazetteError: the read has failed, and all that it gave was taken."""
+        if self._error is not None and not self._lines_end:
+            raise self._error
+
+    def lines(self, size: int, *, one: bool) -> bytes:
+        """Whole lines from `position` on, which stay held until `advance`.
+
+        Args:
+            size: bytes at most.
+            one: whether to give the first line even if it is larger.
+        """
+        end = self._lines_end
+        if end > size:
+            end = self._buffer.rfind(_NEWLINE, 0, max(0, size)) + 1
+            if not end and one:
+                end = self._buffer.find(_NEWLINE) + 1
+        with memoryview(self._buffer) as view:
+            return bytes(view[:end])
+
+    def advance(self, size: int) -> None:
+        """Let go of the first bytes."""
+        self._drop(size)
+        self.position += size
+
+    def _drop(self, size: int) -> None:
+        del self._buffer[:size]
+        self._lines_end = max(0, self._lines_end - size)
+        self._ahead.held -= size
+        self._room.set()
+
+    def close(self) -> None:
+        """End the read."""
+        self._ahead.held -= len(self._buffer)
+        self._buffer = bytearray()
+        self._lines_end = 0
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def log_start(gateway: Gateway, journal: str, head: int) -> int:
+    """The first offset that can be read. Raises: GazetteError. Cancellation: safe."""
+    with contextlib.suppress(StopIteration):
+        page = await gateway.client.fragment_page(journal, page_limit=1)
+        return next(iter(page.fragments)).fragment.begin
+    return head

@@ -1,0 +1,280 @@
+"""Kafka's clients as they are: librdkafka (confluent-kafka) and aiokafka produce to journals and consume from them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaException,
+    Producer,
+    TopicPartition as ConfluentPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
+from kafka_wire import gateway_of
+
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.testing.waiting import patient
+
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
+
+WAIT_S = 20.0
+RECORDS = [
+    (
+        b"key-%d" % n if n % 3 else (None if n % 2 else b"\xff\x00"),
+        b'{"n":%d,"text":"gr\xc3\xbcn }"}' % n if n % 7 else None,
+        [("a", b"1"), ("b", None), ("c", b"\xfe")] if n % 5 == 0 else [],
+    )
+    for n in range(500)
+]
+
+
+@pytest.fixture
+async def broker(local_brokers):
+    return await local_brokers.start()
+
+
+@pytest.fixture
+async def gateway(broker):
+    async with gateway_of(broker) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def server(gateway):
+    return {"bootstrap.servers": f"127.0.0.1:{gateway.port}", "log_level": 0}
+
+
+@pytest.fixture
+def admin(server):
+    return AdminClient(server)
+
+
+async def made(admin, name, *, partitions=1, **config):
+    topic = NewTopic(
+        name, partitions, 1, config={key.replace("_", "."): value for key, value in config.items()}
+    )
+    await asyncio.to_thread(admin.create_topics([topic])[name].result, patient(WAIT_S))
+
+
+def produce(server, topic, records, **config):
+    """Returns: the offsets that were acknowledged."""
+    producer = Producer({**server, "linger.ms": 5, **config})
+    acknowledged, failures = [], []
+
+    def done(error, message):
+        if error is None:
+            acknowledged.append(message.offset())
+        else:
+            failures.append(error)
+
+    for key, value, headers in records:
+        producer.produce(topic, value, key=key, headers=headers, on_delivery=done)
+    assert producer.flush(patient(WAIT_S)) == 0
+    assert failures == []
+    return acknowledged
+
+
+def consume(server, topic, count, **config):
+    consumer = Consumer({**server, "group.id": "none", "enable.auto.commit": False, **config})
+    try:
+        consumer.assign([ConfluentPartition(topic, 0, OFFSET_BEGINNING)])
+        found = []
+        while len(found) < count:
+            some = consumer.consume(1000, timeout=patient(WAIT_S))
+            assert some, f"{len(found)} of {count} records came"
+            for message in some:
+                assert message.error() is None
+                found.append((message.key(), message.value(), message.headers() or []))
+        return found
+    finally:
+        consumer.close()
+
+
+async def consume_by_aiokafka(gateway, topic, count, **config):
+    consumer = AIOKafkaConsumer(bootstrap_servers=f"127.0.0.1:{gateway.port}", **config)
+    await consumer.start()
+    try:
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        await consumer.seek_to_beginning(partition)
+        found = []
+        async with asyncio.timeout(patient(WAIT_S)):
+            while len(found) < count:
+                some = await consumer.getmany(timeout_ms=1000)
+                found += [
+                    (each.key, each.value, list(each.headers))
+                    for messages in some.values()
+                    for each in messages
+                ]
+        return found
+    finally:
+        await consumer.stop()
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+async def test_what_librdkafka_produces_both_clients_consume(admin, server, gateway, codec):
+    await made(admin, "t")
+    offsets = await asyncio.to_thread(produce, server, "t", RECORDS, **{"compression.type": codec})
+    assert offsets == sorted(offsets)
+    assert await asyncio.to_thread(consume, server, "t", len(RECORDS)) == RECORDS
+    assert await consume_by_aiokafka(gateway, "t", len(RECORDS)) == RECORDS
+
+
+@pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
+async def test_what_aiokafka_produces_both_clients_consume(admin, server, gateway, codec):
+    await made(admin, "t")
+    records = [each for each in RECORDS if each[0] is not None or each[1] is not None]  # its rule
+    producer = AIOKafkaProducer(
+        bootstrap_servers=f"127.0.0.1:{gateway.port}", compression_type=codec, linger_ms=5
+    )
+    await producer.start()
+    sent = [
+        await producer.send("t", value, key, 0, 1_700_000_000_000 + n, headers)
+        for n, (key, value, headers) in enumerate(records)
+    ]
+    answered = [await each for each in sent]
+    await producer.stop()
+    assert [each.timestamp for each in answered] == [
+        1_700_000_000_000 + n for n in range(len(records))
+    ]
+    assert await asyncio.to_thread(consume, server, "t", len(records)) == records
+    assert (
+        await consume_by_aiokafka(gateway, "t", len(records), isolation_level="read_committed")
+        == records
+    )
+
+
+async def test_envelope_topic_holds_any_bytes(admin, server, gateway):
+    await made(admin, "t", kafka_form="envelope")
+    records = [
+        (b"k", bytes(range(256)), []),
+        (None, b"", []),
+        (b"", None, [("h", b"")]),
+        (None, b"\n", []),
+    ]
+    await asyncio.to_thread(produce, server, "t", records)
+    assert await asyncio.to_thread(consume, server, "t", len(records)) == records
+
+
+async def test_idempotent_producer_and_large_records(admin, server, gateway):
+    await made(admin, "t")
+    records = [(None, b'{"n":%d,"text":"%s"}' % (n, b"x" * 300_000), []) for n in range(20)]
+    await asyncio.to_thread(produce, server, "t", records, **{"enable.idempotence": True})
+    assert await asyncio.to_thread(consume, server, "t", len(records)) == records
+
+
+async def test_topic_is_journals_of_plain_lines(admin, server, broker):
+    await made(admin, "flights", partitions=3)
+    await asyncio.to_thread(
+        produce, server, "flights", [(b"%d" % n, b'{"n":%d}' % n, []) for n in range(60)]
+    )
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        journals = await client.list("kafka.topic=flights")
+        assert [each.name for each in journals] == [f"topic/flights/part={n:03}" for n in range(3)]
+        lines = []
+        for each in journals:
+            lines += (await client.read(each.name).read()).splitlines()
+        assert sorted(orjson.loads(line)["n"] for line in lines) == list(range(60))
+
+
+async def test_journal_of_others_becomes_a_topic_by_labels(admin, server, broker):
+    await made(admin, "near")
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        (near,) = await client.list("kafka.topic=near")
+        await client.append(near.name, b"first line\nsecond line\n")
+    assert [value for _, value, _ in await asyncio.to_thread(consume, server, "near", 2)] == [
+        b"first line",
+        b"second line",
+    ]
+
+
+async def test_admin_makes_changes_and_deletes_topics(admin, server):
+    await made(admin, "t", partitions=2, retention_ms="3600000", compression_type="gzip")
+
+    def described():
+        resource = ConfigResource(ConfigResource.Type.TOPIC, "t")
+        configs = admin.describe_configs([resource])[resource].result(patient(WAIT_S))
+        return {name: each.value for name, each in configs.items()}
+
+    configs = await asyncio.to_thread(described)
+    assert configs["retention.ms"] == "3600000"
+    assert configs["compression.type"] == "gzip"
+    assert configs["cleanup.policy"] == "delete"
+    with pytest.raises(KafkaException, match="TOPIC_ALREADY_EXISTS"):
+        await made(admin, "t")
+    with pytest.raises(KafkaException, match="not compacted"):
+        await made(admin, "compact", cleanup_policy="compact")
+    grown = admin.create_partitions([NewPartitions("t", 4)])["t"]
+    await asyncio.to_thread(grown.result, patient(WAIT_S))
+    listed = await asyncio.to_thread(admin.list_topics, timeout=patient(WAIT_S))
+    assert sorted(listed.topics["t"].partitions) == [0, 1, 2, 3]
+    await asyncio.to_thread(admin.delete_topics(["t"])["t"].result, patient(WAIT_S))
+    listed = await asyncio.to_thread(admin.list_topics, timeout=patient(WAIT_S))
+    assert "t" not in listed.topics
+
+
+async def test_place_is_found_by_offset_and_by_time(admin, server, gateway):
+    await made(admin, "t")
+    producer = AIOKafkaProducer(bootstrap_servers=f"127.0.0.1:{gateway.port}")
+    await producer.start()
+    for n in range(10):
+        await producer.send_and_wait("t", b'{"n":%d}' % n, timestamp_ms=1_000 * n)
+    await producer.stop()
+
+    def look():
+        consumer = Consumer({**server, "group.id": "none", "enable.auto.commit": False})
+
+        def at(offset):
+            consumer.assign([ConfluentPartition("t", 0, offset)])
+            message = consumer.poll(patient(WAIT_S))
+            return message.value(), message.offset()
+
+        def time(ms):
+            (found,) = consumer.offsets_for_times(
+                [ConfluentPartition("t", 0, ms)], timeout=patient(WAIT_S)
+            )
+            return found.offset
+
+        try:
+            first = at(OFFSET_BEGINNING)
+            found = [at(time(ms))[0] for ms in (0, 1, 4_000, 4_001, 9_000)]
+            again = at(first[1])
+            return (
+                first,
+                again,
+                found,
+                time(9_001),
+                consumer.get_watermark_offsets(ConfluentPartition("t", 0)),
+            )
+        finally:
+            consumer.close()
+
+    first, again, found, behind, (low, high) = await asyncio.to_thread(look)
+    assert first == again
+    assert [orjson.loads(value)["n"] for value in found] == [0, 1, 4, 5, 9]
+    assert behind == -1
+    assert low == 0
+    assert high > first[1]
+
+
+async def test_each_broker_is_a_node_and_any_serves_any_partition(local_brokers, etcd_server):
+    brokers = [await local_brokers.start(zone=zone) for zone in ("a", "b")]
+    async with gateway_of(brokers[0]) as first, gateway_of(brokers[1]) as second:
+        server = {"bootstrap.servers": f"127.0.0.1:{second.port}", "log_level": 0}
+        admin = AdminClient(server)
+        await made(admin, "t", partitions=4)
+        listed = await asyncio.to_thread(admin.list_topics, timeout=patient(WAIT_S))
+        assert {node.port for node in listed.brokers.values()} == {first.port, second.port}
+        leaders = {each.leader for each in listed.topics["t"].partitions.values()}
+        assert leaders <= set(listed.brokers)
+        await asyncio.to_thread(produce, server, "t", RECORDS, **{"enable.idempotence": True})
+        async with AsyncClient(ClientConfig(address=brokers[0].endpoint)) as client:
+            contents = [
+                await client.read(each.name).read() for each in await client.list("kafka.topic=t")
+            ]
+        assert sum(content.count(b"\n") for content in contents) == len(RECORDS)

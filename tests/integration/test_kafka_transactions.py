@@ -1,0 +1,346 @@
+"""Transactions of librdkafka at gateways: they end as a whole, once, and all readers agree what was committed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import confluent_kafka as ck
+import pytest
+from kafka_wire import gateway_of
+from kio.schema.errors import ErrorCode
+from typed_logs import table_of
+
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.kafka.group_store import GroupStore
+from gazette_platform.kafka.inspection import Cluster
+from gazette_platform.kafka.transactions import TxnState, end_transaction
+from gazette_platform.kafka.txn_store import TxnStore
+from gazette_platform.lake.typed.planning.screening import sequence
+from gazette_platform.lake.typed.planning.state import JournalState
+from gazette_platform.message import Flags, JsonFraming, read_committed, read_uncommitted
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalChange,
+    JournalSpec,
+    LabelSet,
+)
+from gazette_platform.testing.waiting import eventually, patient
+
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
+
+PARTITIONS = 3
+WAIT_S = 20.0
+FRAMING = JsonFraming(uuid_field="_meta.uuid")
+
+
+@pytest.fixture
+async def broker(local_brokers):
+    return await local_brokers.start()
+
+
+@pytest.fixture
+async def client(broker):
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        yield client
+
+
+async def make_topic(client, topic, **labels):
+    """Returns: the journals of its partitions."""
+    specs = [
+        JournalSpec(
+            name=f"topic/{topic}/part={number:03}",
+            replication=1,
+            labels=LabelSet.of(
+                {
+                    "kafka.topic": topic,
+                    "kafka.partition": str(number),
+                    "content-type": "application/x-ndjson",
+                    **labels,
+                }
+            ),
+            fragment=FragmentSpec(
+                length=1 << 20,
+                codec=CompressionCodec.NONE,
+                stores=("file:///",),
+                refresh_interval_ns=1_000_000_000,
+            ),
+        )
+        for number in range(PARTITIONS)
+    ]
+    await client.apply([JournalChange(spec) for spec in specs])
+    return [spec.name for spec in specs]
+
+
+@pytest.fixture
+async def journals(client):
+    return await make_topic(client, "flights")
+
+
+@pytest.fixture
+async def gateway(broker, journals):
+    async with gateway_of(broker) as gateway:
+        yield gateway
+
+
+def producer_of(gateway, transactional_id, **settings):
+    """A producer that is ready to begin transactions. Blocks."""
+    producer = ck.Producer(
+        {
+            "bootstrap.servers": f"127.0.0.1:{gateway.port}",
+            "transactional.id": transactional_id,
+            "linger.ms": 0,
+            "log_level": 0,
+            **settings,
+        }
+    )
+    producer.init_transactions(patient(WAIT_S))
+    return producer
+
+
+def send(producer, *numbers, topic="flights"):
+    for number in numbers:
+        value = json.dumps({"n": number}).encode()
+        producer.produce(topic, value, partition=number % PARTITIONS)
+    assert producer.flush(patient(WAIT_S)) == 0
+
+
+def consume(gateway, *, isolation="read_committed", topic="flights"):
+    """The numbers in all partitions up to their ends, in order. Blocks."""
+    consumer = ck.Consumer(
+        {
+            "bootstrap.servers": f"127.0.0.1:{gateway.port}",
+            "group.id": "none",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+    try:
+        consumer.assign([ck.TopicPartition(topic, n, 0) for n in range(PARTITIONS)])
+        found, ended = [], set()
+        while len(ended) < PARTITIONS:
+            message = consumer.poll(patient(WAIT_S))
+            assert message is not None, f"only the partitions {ended} ended"
+            if message.error() is None:
+                found.append(json.loads(message.value())["n"])
+            else:
+                assert message.error().code() == ck.KafkaError._PARTITION_EOF, message.error()
+                ended.add(message.partition())
+        return sorted(found)
+    finally:
+        consumer.close()
+
+
+async def committed(gateway):
+    return await asyncio.to_thread(consume, gateway)
+
+
+async def test_commit_shows_all_and_abort_nothing(gateway):
+    def work():
+        producer = producer_of(gateway, "t")
+        producer.begin_transaction()
+        send(producer, 0, 1, 2, 3)
+        assert consume(gateway) == []
+        assert consume(gateway, isolation="read_uncommitted") == [0, 1, 2, 3]
+        producer.commit_transaction(patient(WAIT_S))
+        assert consume(gateway) == [0, 1, 2, 3]
+        producer.begin_transaction()
+        send(producer, 4, 5, 6, 7)
+        producer.abort_transaction(patient(WAIT_S))
+        producer.begin_transaction()
+        send(producer, 8)
+        producer.commit_transaction(patient(WAIT_S))
+        assert consume(gateway) == [0, 1, 2, 3, 8]
+        assert consume(gateway, isolation="read_uncommitted") == list(range(9))
+
+    await asyncio.to_thread(work)
+
+
+async def test_next_self_fences_the_zombie(gateway):
+    def work():
+        zombie = producer_of(gateway, "t")
+        zombie.begin_transaction()
+        send(zombie, 0, 1)
+        following = producer_of(gateway, "t")
+        zombie.produce("flights", b'{"n":2}', partition=2)
+        with pytest.raises(ck.KafkaException) as caught:
+            zombie.commit_transaction(patient(WAIT_S))
+        assert caught.value.args[0].code() in (
+            ck.KafkaError._FENCED,
+            ErrorCode.producer_fenced,
+            ErrorCode.invalid_producer_epoch,
+        )
+        following.begin_transaction()
+        send(following, 3)
+        following.commit_transaction(patient(WAIT_S))
+        assert consume(gateway) == [3]
+
+    await asyncio.to_thread(work)
+
+
+async def test_open_transaction_is_aborted_after_its_time(gateway):
+    producer = await asyncio.to_thread(
+        producer_of, gateway, "t", **{"transaction.timeout.ms": 1500, "message.timeout.ms": 1500}
+    )
+    producer.begin_transaction()
+    await asyncio.to_thread(send, producer, 0, 1, 2)
+    async with Cluster("127.0.0.1", gateway.port) as cluster:
+        (listed,) = await cluster.transactions()
+        assert (listed.transactional_id, listed.state) == ("t", "Ongoing")
+        assert listed.partitions == ("flights/0", "flights/1", "flights/2")
+
+        async def is_over():
+            (one,) = await cluster.transactions()
+            return one.state == "CompleteAbort"
+
+        await eventually(is_over, timeout_s=WAIT_S)
+    with pytest.raises(ck.KafkaException):
+        await asyncio.to_thread(producer.commit_transaction, patient(WAIT_S))
+    assert await committed(gateway) == []
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_another_gateway_writes_what_was_decided(broker, client, journals, commit):
+    async with gateway_of(broker) as first:
+        producer = await asyncio.to_thread(producer_of, first, "t")
+        producer.begin_transaction()
+        await asyncio.to_thread(send, producer, 0, 1, 2)
+    # As if the coordinator had crashed right after its decision.
+    etcd = broker.context.etcd
+    prefix = broker.config.etcd_prefix
+    store = TxnStore(etcd, prefix, GroupStore(etcd, prefix, tasks=broker.context.tasks))
+    stored = await store.load("t")
+    claimed = stored.transaction.producer_id, stored.transaction.epoch
+    decided = end_transaction(stored.transaction, claimed, commit=commit)
+    await store.save("t", decided, stored.revision)
+    async with gateway_of(broker) as second:
+
+        async def is_over():
+            return (await store.load("t")).transaction.state
+
+        wanted = TxnState.COMPLETE_COMMIT if commit else TxnState.COMPLETE_ABORT
+        await eventually(lambda: _is(is_over, wanted), timeout_s=WAIT_S)
+        assert await committed(second) == ([0, 1, 2] if commit else [])
+
+
+async def _is(ask, wanted):
+    return await ask() is wanted
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_offsets_of_a_group_follow_the_transaction(gateway, commit):
+    def work():
+        consumer = ck.Consumer(
+            {
+                "bootstrap.servers": f"127.0.0.1:{gateway.port}",
+                "group.id": "g",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "log_level": 0,
+            }
+        )
+        producer = producer_of(gateway, "t")
+        producer.begin_transaction()
+        send(producer, 0)
+        place = ck.TopicPartition("flights", 0)
+        producer.send_offsets_to_transaction(
+            [ck.TopicPartition("flights", 0, 42)],
+            consumer.consumer_group_metadata(),
+            patient(WAIT_S),
+        )
+        if commit:
+            producer.commit_transaction(patient(WAIT_S))
+        else:
+            producer.abort_transaction(patient(WAIT_S))
+        (found,) = consumer.committed([place], patient(WAIT_S))
+        consumer.close()
+        return found.offset
+
+    assert await asyncio.to_thread(work) == (42 if commit else ck.OFFSET_INVALID)
+
+
+async def test_topic_of_plain_records_takes_no_transaction(gateway, client):
+    await make_topic(client, "plain", **{"kafka.meta": "none"})
+
+    def work():
+        producer = producer_of(gateway, "t")
+        producer.begin_transaction()
+        producer.produce("plain", b'{"n":1}', partition=0)
+        with pytest.raises(ck.KafkaException):
+            producer.commit_transaction(patient(WAIT_S))
+        producer.abort_transaction(patient(WAIT_S))
+
+    await asyncio.to_thread(work)
+    assert await client.write_head("topic/plain/part=000") == 0
+
+
+def play(gateways, seed):
+    """Producers at two gateways that commit, abort, and are fenced. Returns: what was committed. Blocks."""
+    drawn = random.Random(seed)
+    producers = {}
+    expected = []
+    for number in range(0, 400, 10):
+        name = drawn.choice("xyz")
+        if name not in producers or drawn.random() < 0.15:
+            # A producer that another one replaces may have left a transaction open.
+            producers[name] = producer_of(drawn.choice(gateways), name)
+        producer = producers[name]
+        producer.begin_transaction()
+        numbers = range(number, number + drawn.randint(1, 9))
+        send(producer, *numbers)
+        fate = drawn.random()
+        if fate < 0.6:
+            producer.commit_transaction(patient(WAIT_S))
+            expected += numbers
+        elif fate < 0.85:
+            producer.abort_transaction(patient(WAIT_S))
+        else:
+            producers[name] = producer_of(drawn.choice(gateways), name)
+    for name in producers:
+        producer_of(gateways[0], name)
+    return sorted(expected)
+
+
+async def numbers_of_typed_table(client, journal):
+    """What a typed table takes of a journal."""
+    async with await read_uncommitted(client, journal, framing=FRAMING) as reader:
+        log = [one async for batch in reader for one in batch]
+
+    def reread(begin, end):
+        return table_of([one for one in log if begin <= one.begin < end])
+
+    end = log[-1].end if log else 0
+    screened = sequence(JournalState(), table_of(log), reread, end=end)
+    rows = set(screened.begin.to_pylist())
+    return [one.message["n"] for one in log if one.begin in rows]
+
+
+async def numbers_of_client(client, journal):
+    """What `read_committed` of the Python client gives."""
+    async with await read_committed(client, journal, framing=FRAMING) as reader:
+        return [
+            one.message["n"]
+            async for batch in reader
+            for one in batch
+            if one.uuid.flags != Flags.ACK_TXN
+        ]
+
+
+@pytest.mark.timeout(120)
+async def test_all_readers_agree_what_was_committed(local_brokers, broker, client, journals):
+    other = await local_brokers.start()
+    async with gateway_of(broker) as one, gateway_of(other) as two:
+        expected = await asyncio.to_thread(play, [one, two], 7)
+        assert len(expected) > 50
+        assert await committed(one) == expected
+        assert await committed(two) == expected
+        everything = await asyncio.to_thread(consume, two, isolation="read_uncommitted")
+        assert len(everything) > len(expected)
+    by_client = [await numbers_of_client(client, journal) for journal in journals]
+    by_tables = [await numbers_of_typed_table(client, journal) for journal in journals]
+    assert by_client == by_tables
+    assert sorted(n for numbers in by_client for n in numbers) == expected
