@@ -274,7 +274,8 @@ class MachineWatch:
 
     def strain(self, begin: float, end: float) -> Strain:
         """Return how busy the machine was between two monotonic seconds."""
-        samples = [(span, ready) for at, span, ready in self._samples if begin < at <= end]
+        # A copy: the thread that reads samples adds to the deque meanwhile.
+        samples = [(span, ready) for at, span, ready in self._samples.copy() if begin < at <= end]
         sampled_s = sum(span for span, _ in samples)
         return Strain(
             span_s=end - begin,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
 from gazette_platform.allocator import AllocatorMetrics
-from gazette_platform.broker.spool.files import DiskPace
+from gazette_platform.broker.spool.disk import DiskPace
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.calls import CallMetrics, Tallies
 from gazette_platform.stores import StoreMetrics

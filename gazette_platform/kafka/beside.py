@@ -74,6 +74,7 @@ class BrokerWithKafka:
             clock=SystemClock(),
             faults=self.faults,
             broker=broker.context.process_id.name,
+            tls=None if served.server_cert_file is None else served.server_tls.server_context(),
         )
         await self.kafka.start()
         return self.kafka

@@ -26,6 +26,7 @@ from gazette_platform.serving.sockets import BACKLOG, listen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from ssl import SSLContext
 
     from gazette_platform.client import ClientConfig
     from gazette_platform.etcd import EtcdClient, Lease
@@ -54,6 +55,7 @@ class KafkaServer:
         lease: that the node lives under.
         brokers: how to reach the brokers.
         broker: zone and suffix of the broker whose process this is; empty: none.
+        tls: of the port; None: it is plain.
     """
 
     def __init__(
@@ -67,9 +69,11 @@ class KafkaServer:
         clock: Clock,
         faults: Faults,
         broker: str = "",
+        tls: SSLContext | None = None,
     ) -> None:
         self._config = config
         self._broker = broker
+        self._tls = tls
         self._tasks = TaskGroup("kafka", faults=faults)
         self._faults = faults
         self._lease = lease
@@ -133,7 +137,7 @@ class KafkaServer:
             reader = asyncio.StreamReader(limit=_READ_BUFFER_BYTES, loop=loop)
             return asyncio.StreamReaderProtocol(reader, self._serve, loop=loop)
 
-        return await loop.create_server(accept, sock=sock, backlog=BACKLOG)
+        return await loop.create_server(accept, sock=sock, backlog=BACKLOG, ssl=self._tls)
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._tasks.is_closed:

@@ -1,8 +1,12 @@
-"""Operations on the platform of a folder from outside: start detached, stop, look; and the board that shows them."""
+"""Operations on the platform of a folder from outside: start detached, stop, look; and the board that shows them.
+
+A detached supervisor is a process of its own: ``python -m gazette_platform.platform.control FOLDER OPTIONS``.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import signal
@@ -10,6 +14,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO, final
 
 from rich.console import Console
@@ -17,19 +22,18 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from gazette_platform.errors import SetupError
+from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.ops.process import ProcessId
 from gazette_platform.platform.component import private_files, stop_process
-from gazette_platform.platform.layout import Endpoints, PlatformState, write_json
-from gazette_platform.platform.supervisor import ComponentFailed, remove_leftovers
+from gazette_platform.platform.layout import Endpoints, PlatformDir, PlatformState, write_json
+from gazette_platform.platform.platform import PlatformOptions
+from gazette_platform.platform.supervisor import ComponentFailed, Supervisor, remove_leftovers
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.console import RenderableType
 
-    from gazette_platform.platform.layout import PlatformDir
-    from gazette_platform.platform.platform import PlatformOptions
     from gazette_platform.platform.supervisor import Observer
 
 _POLL_S = 0.1
@@ -55,7 +59,7 @@ def start_detached(layout: PlatformDir, options: PlatformOptions, observer: Obse
             [
                 sys.executable,
                 "-m",
-                "gazette_platform.platform.__main__",
+                "gazette_platform.platform.control",
                 str(layout.root),
                 json.dumps(options.to_json()),
             ],
@@ -314,3 +318,24 @@ def address_table(endpoints: Endpoints) -> Table:
         )
         table.add_row(name, address, str(pids.get(component, "")))
     return table
+
+
+def main(argv: list[str]) -> int:
+    """Run the supervisor that `start_detached` starts: folder ``argv[0]``, options ``argv[1]``, as JSON.
+
+    Returns: the exit code; a failure is the last thing printed, after ``error: ``.
+    """
+    root, request = argv
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    options = PlatformOptions.from_json(json.loads(request))
+    try:
+        with Board() as board:
+            Supervisor(PlatformDir.at(Path(root)), options, board).run()
+    except GazetteError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201  its log
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,23 +2,14 @@
 
 import asyncio
 
-from gazette_platform.ops.text import SECOND_NS
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-)
+from journal_specs import journal_spec
+
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.waiting import pass_time
 
 
 def spec(name, *, replication=1):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.GZIP,
-        stores=("file:///",),
-        refresh_interval_ns=SECOND_NS,
-    )
-    return JournalSpec(name=name, replication=replication, fragment=fragment)
+    return journal_spec(name, replication, codec=CompressionCodec.GZIP)
 
 
 async def produced(service, journals, *, tasks, goes_on, pause_s=0.0):

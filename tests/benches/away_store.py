@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 from grpc import StatusCode, aio
+from journal_specs import journal_spec
 
 from gazette_platform.errors import StoreUnavailable
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local import append
 from gazette_platform.testing.waiting import eventually, pass_time
 
@@ -25,13 +25,7 @@ def spec(replication=1, *, name=JOURNAL, refresh_s=3600):
         refresh_s: seconds between listings of its store; an hour, so that only those happen that
             something asks for.
     """
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=refresh_s * 10**9,
-    )
-    return JournalSpec(name, replication, fragment=fragment)
+    return journal_spec(name, replication, refresh_s=refresh_s)
 
 
 def hold_back(broker, journal=None, *, is_retried_soon=False):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import subprocess
 import sys
+import threading
 import types
 
 from gazette_platform.cli.gazctl import main
 
-__all__ = ["TWO_JOURNALS", "gazctl_runner"]
+__all__ = ["SMALL_FRAGMENTS", "TWO_JOURNALS", "gazctl_runner", "started_gazctl"]
 
 TWO_JOURNALS = b"""
 name: a/
@@ -25,6 +28,21 @@ children:
   labels: [{name: env, value: test}]
 """
 
+SMALL_FRAGMENTS = """
+name: {root}/
+replication: 1
+labels: [{{name: content-type, value: application/x-ndjson}}]
+fragment:
+  length: 1024
+  compression_codec: GZIP
+  stores: [file:///]
+  refresh_interval: 1s
+  path_postfix_template: date={{{{ .Spool.FirstAppendTime.Format "2006-01-02" }}}}
+children:
+- name: {root}/one
+- name: {root}/two
+"""
+
 
 def gazctl_runner(address, monkeypatch, folder, capfdbinary):
     """What runs a command in `folder`, which is its user's home, too. It returns code, out and err."""
@@ -39,3 +57,31 @@ def gazctl_runner(address, monkeypatch, folder, capfdbinary):
         return types.SimpleNamespace(code=code, out=out, err=err.decode())
 
     return run
+
+
+@contextlib.contextmanager
+def started_gazctl(address, folder):
+    """What starts `gazctl journals` as a process in `folder`; all are ended and their pipes closed."""
+    processes = []
+
+    def run(*args):
+        command = [sys.executable, "-m", "gazette_platform.cli.gazctl", "journals", *map(str, args)]
+        process = subprocess.Popen(
+            [*command, "--broker.address", address],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        watchdog = threading.Timer(40, process.kill)
+        watchdog.start()
+        processes.append((process, watchdog))
+        return process
+
+    yield run
+    for process, watchdog in processes:
+        watchdog.cancel()
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()

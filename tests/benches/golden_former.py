@@ -41,7 +41,7 @@ from thrift.protocol.TJSONProtocol import TJSONProtocolFactory
 from thrift.TSerialization import deserialize, serialize
 
 from gazette_platform import Change, Client, ClientConfig
-from gazette_platform.broker.spool.files import place_of
+from gazette_platform.broker.spool.disk import place_of
 from gazette_platform.consumer.assignments import encode_shard_spec
 from gazette_platform.consumer.protocol import ShardSource, ShardSpec
 from gazette_platform.etcd import EtcdClient, Put

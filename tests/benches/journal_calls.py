@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from journal_specs import journal_spec
+
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.waiting import patient
 
 JOURNAL = "a/journal"
@@ -13,13 +14,7 @@ JOURNAL = "a/journal"
 
 def spec(name=JOURNAL, *, replication=1, length=1 << 30, stores=("file:///",)):
     """A journal whose content stays in spools, unless its fragments reach a length."""
-    fragment = FragmentSpec(
-        length=length,
-        codec=CompressionCodec.NONE,
-        stores=stores,
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(name, replication, fragment=fragment)
+    return journal_spec(name, replication, length=length, stores=stores, refresh_s=3600)
 
 
 def client_of(server, **options):

@@ -15,7 +15,7 @@ from gazette_platform.broker.etcd_records import (
     write_record,
 )
 from gazette_platform.broker.spool import leftovers as leftovers_module
-from gazette_platform.broker.spool.files import finish_closing
+from gazette_platform.broker.spool.disk import finish_closing
 from gazette_platform.broker.spool.home import Owner, SpoolHome, free_homes
 from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.broker.spool.persister import Persister

@@ -8,7 +8,7 @@ import os
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
-from gazette_platform.broker.spool.files import CompletedSpool, CompressedForm, SpoolFile
+from gazette_platform.broker.spool.disk import CompletedSpool, CompressedForm, SpoolFile
 from gazette_platform.broker.spool.persister import Persister
 from gazette_platform.fragment.index import FragmentLister
 from gazette_platform.ops.clock import ManualClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gazette_platform.broker.spool.files import place_of, write_all
+from gazette_platform.broker.spool.disk import place_of, write_all
 from gazette_platform.broker.spool.head_records import FragmentState
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, LabelSet
 

@@ -14,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.consumer.client import ShardClient
@@ -23,7 +24,7 @@ from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.platform.component import choose_ports
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.waiting import eventually, pass_time, patient, stays, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -148,14 +149,7 @@ def start(broker, etcd_server, etcd_prefix, tmp_path):
 
 
 def journal(name, content_type=NDJSON):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.SNAPPY,
-        stores=("file:///",),
-        refresh_interval_ns=SECOND_NS,
-    )
-    labels = LabelSet.of({"content-type": content_type})
-    return JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
+    return journal_spec(name, codec=CompressionCodec.SNAPPY, labels={"content-type": content_type})
 
 
 @pytest.fixture

@@ -10,19 +10,14 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, find_chromium
+from journal_specs import journal_spec
 
 from examples.word_count.application import WordCount
 from gazette_platform import Client, ClientConfig
 from gazette_platform.client import AsyncClient
 from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    LabelSet,
-)
+from gazette_platform.protocol import CompressionCodec, JournalChange
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.labels import LabelSelector
 from gazette_platform.testing.etcd import CertificateAuthority
@@ -55,15 +50,15 @@ columns:
 
 
 def spec(name, replication=1, flush_s=0):
-    fragment = FragmentSpec(
+    return journal_spec(
+        name,
+        replication,
         length=1 << 24,
         codec=CompressionCodec.GZIP,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-        flush_interval_ns=flush_s * 10**9,
+        refresh_s=3600,
+        flush_s=flush_s,
+        labels={"team": name.partition("/")[0]},
     )
-    labels = LabelSet.of(team=name.partition("/")[0])
-    return JournalSpec(name, replication, labels=labels, fragment=fragment)
 
 
 def order(number):
@@ -76,8 +71,14 @@ def server(etcd_server, tmp_path_factory):
     """A broker with many journals. Two have content."""
     folder = tmp_path_factory.mktemp("console")
     flags = (f"--broker.limit={2 * JOURNALS}",)
+    # The lease is long: to create so many journals is work for seconds.
     with BrokerServer(
-        folder, etcd=etcd_server.endpoint, prefix="/console", flags=flags, zone="zone-a"
+        folder,
+        etcd=etcd_server.endpoint,
+        prefix="/console",
+        flags=flags,
+        zone="zone-a",
+        lease_s=20.0,
     ) as server:
         with Client(ClientConfig(address=server.address)) as client:
             names = [f"{MANY}region={n % 10}/part={n:05}" for n in range(JOURNALS)]
@@ -114,6 +115,20 @@ async def picture(browser, name, height=760):
         await browser.screenshot(Path(folder) / f"console-{name}.png", height=height)
 
 
+async def fits_a_telephone(browser):
+    """Only tables scroll sideways there."""
+    await browser.resize(390, 800)
+    await until(browser, "innerWidth === 390")
+    assert await browser.evaluate("document.documentElement.scrollWidth") == 390
+    assert (
+        await browser.evaluate(
+            "(m => m.scrollWidth - m.clientWidth)(document.querySelector('main'))"
+        )
+        == 0
+    )
+    await browser.resize(1400, 1000)
+
+
 async def until(browser, expression):
     await eventually(lambda: browser.evaluate(expression), timeout_s=30, poll_s=0.1)
 
@@ -137,6 +152,7 @@ async def test_journals_are_a_tree_with_their_states(browser, base):
     await browser.wait_for("orders", "zone-a#test-broker", "ok", "B")
     text = await browser.text()
     assert "part=00000" not in text
+    await fits_a_telephone(browser)
     await browser.click("▸region=3/ 1,000")
     await browser.wait_for("part=00003", "part=00013")
     await browser.evaluate("document.querySelector('.grid').scrollTop = 14000")
@@ -212,10 +228,16 @@ async def test_content_is_never_markup(browser, base):
 
 async def test_fragments_and_spec_of_a_journal(browser, base):
     await browser.open(f"{base}#/journal?name=shop%2Forders")
-    await browser.click("Fragments")
+    await browser.wait_for("Messages")
+    await browser.evaluate("document.querySelector('[role=tab][aria-selected=true]').focus()")
+    await browser.press("ArrowRight")
     await browser.wait_for("GZIP", "in spools only", "file:///")
-    await browser.click("Spec")
+    await fits_a_telephone(browser)
+    await browser.press("ArrowRight")
     await browser.wait_for("compression_codec: GZIP", "zone-a#test-broker (primary)")
+    await browser.click("Messages")
+    await browser.wait_for("At offset")
+    await fits_a_telephone(browser)
 
 
 async def test_pages_are_dark_where_the_reader_prefers_that(browser, base):
@@ -300,6 +322,10 @@ async def test_brokers_shards_and_tables_are_shown(browser, watched):
     await browser.wait_for(
         "zone-a#broker-one", "zone-b#broker-two (serves this page)", "Lease", "Appended", "CPU"
     )
+    await browser.wait_for("MiB", "s left", "0 B/s")
+    cells = "[...document.querySelectorAll('main tbody tr')].map(r => r.cells[8].innerText)"
+    assert all("MiB" in memory for memory in await browser.evaluate(cells))
+    await fits_a_telephone(browser)
     await browser.open(f"{base}#/shards")
     await browser.wait_for("shard-000", "shard-003", "PRIMARY", "0 B", "none (wanted: 1)")
     await picture(browser, "shards", height=420)
@@ -311,6 +337,7 @@ async def test_brokers_shards_and_tables_are_shown(browser, watched):
     await consumers.wait_primary("shard-000")
     await browser.open(f"{base}#/tables")
     await browser.wait_for("raw.words", "json", "Dagster")
+    await fits_a_telephone(browser)
     assert await browser.evaluate("[...document.querySelectorAll('main a')].map(a => a.href)") == [
         "http://127.0.0.1:3000/",
         "http://127.0.0.1:3000/assets/raw/words",

@@ -9,6 +9,7 @@ import warnings
 
 import fastavro
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.message import (
@@ -18,7 +19,6 @@ from gazette_platform.message import (
     check_avro_spec,
     encode_avro_file,
 )
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 
 SCHEMA = {
     "type": "record",
@@ -30,16 +30,8 @@ NAME = "rides/avro"
 
 
 def spec(replication):
-    return JournalSpec(
-        NAME,
-        replication,
-        labels=LabelSet.of({"content-type": AVRO_CONTENT_TYPE}),
-        fragment=FragmentSpec(
-            length=1024,
-            codec=CompressionCodec.NONE,
-            stores=("file:///",),
-            refresh_interval_ns=3600 * 10**9,
-        ),
+    return journal_spec(
+        NAME, replication, length=1024, refresh_s=3600, labels={"content-type": AVRO_CONTENT_TYPE}
     )
 
 

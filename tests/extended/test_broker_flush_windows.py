@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-)
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.local import append
 from gazette_platform.testing.waiting import eventually
 
@@ -30,10 +27,9 @@ async def stub(cluster, broker):
 
 
 def spec(*, stores=("file:///",), length=1 << 20, **fields):
-    fragment = FragmentSpec(
-        length=length, codec=CompressionCodec.GZIP, stores=stores, refresh_interval_ns=10**9
+    return journal_spec(
+        JOURNAL, length=length, codec=CompressionCodec.GZIP, stores=stores, **fields
     )
-    return JournalSpec(JOURNAL, 1, fragment=fragment, **fields)
 
 
 @pytest.mark.timeout(180)

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 
 import pytest
+from journal_specs import journal_spec
 from power_disk import PowerDisk
 from spool_files import say_made_here
 
@@ -16,7 +17,6 @@ from gazette_platform.broker.spool.head_records import SLOT_BYTES
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local import LocalBrokers
 from gazette_platform.testing.waiting import eventually, patient
 
@@ -32,13 +32,7 @@ IN_ORDER = [
 
 
 def spec(replication):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(JOURNAL, replication, fragment=fragment)
+    return journal_spec(JOURNAL, replication, refresh_s=3600)
 
 
 def client(broker, **options):

@@ -9,6 +9,7 @@ import asyncio
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 from wire_limits import limit_pings
 
 from gazette_platform.broker import peers as peers_module
@@ -20,13 +21,7 @@ from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    ProcessId,
-)
+from gazette_platform.protocol import JournalChange, ProcessId
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.serving import grpc_transport
 from gazette_platform.serving.config import Wire
@@ -57,13 +52,7 @@ async def proxies():
 
 
 def spec(replication):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(NAME, replication, fragment=fragment)
+    return journal_spec(NAME, replication, refresh_s=3600)
 
 
 @pytest.mark.parametrize("direction", list(Direction))

@@ -7,13 +7,8 @@ import time
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-    LabelSet,
-)
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.waiting import pass_time
 
@@ -31,18 +26,7 @@ async def stub(cluster, broker):
 
 
 def spec(name, *stores, postfix="", **labels):
-    return JournalSpec(
-        name,
-        1,
-        labels=LabelSet.of(labels),
-        fragment=FragmentSpec(
-            length=1024,
-            codec=CompressionCodec.NONE,
-            refresh_interval_ns=10**9,
-            stores=stores,
-            path_postfix_template=postfix,
-        ),
-    )
+    return journal_spec(name, length=1024, stores=stores, postfix=postfix, labels=labels)
 
 
 def upserts(*specs):

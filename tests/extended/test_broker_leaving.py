@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.crash.handover import note_heads
@@ -16,7 +17,6 @@ from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.client import Change, Client, ClientConfig
 from gazette_platform.errors import EtcdError, SetupError
 from gazette_platform.keyspace import KeySpace
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.serving.grpc_transport import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.process import Watchdog
@@ -30,13 +30,7 @@ JOURNAL = "a/journal"
 
 
 def spec():
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(JOURNAL, 1, fragment=fragment)
+    return journal_spec(JOURNAL, refresh_s=3600)
 
 
 @pytest.fixture

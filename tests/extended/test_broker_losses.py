@@ -10,20 +10,13 @@ import shutil
 import pytest
 from away_store import hold_back
 from grpc import StatusCode, aio
+from journal_specs import journal_spec
 
 from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.errors import (
-    LeaseLost,
-    TransportError,
-)
-from gazette_platform.protocol import (
-    AppendSuspend,
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-)
+from gazette_platform.errors import LeaseLost, TransportError
+from gazette_platform.protocol import AppendSuspend
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.local import LocalBrokers, read_all
@@ -40,13 +33,7 @@ async def start(cluster):
 
 
 def spec(*, length=1 << 20, replication=3):
-    fragment = FragmentSpec(
-        length=length,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(JOURNAL, replication, fragment=fragment)
+    return journal_spec(JOURNAL, replication, length=length, refresh_s=3600)
 
 
 async def apply(cluster, broker, *, length=1 << 20, replication=3):

@@ -15,9 +15,9 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc import aio
+from journal_specs import journal_spec
 
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.local import append, read_all
 from gazette_platform.testing.servers import BrokerServer
@@ -30,16 +30,7 @@ JOURNAL, OTHER = "a/journal", "other/journal"
 
 
 def spec(name, *, length=1 << 30):
-    return JournalSpec(
-        name,
-        1,
-        fragment=FragmentSpec(
-            length=length,
-            codec=CompressionCodec.NONE,
-            stores=("file:///",),
-            refresh_interval_ns=10**9,
-        ),
-    )
+    return journal_spec(name, length=length)
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
+from gazette_platform.protocol import CompressionCodec, JournalChange
 from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient
 
@@ -22,14 +23,7 @@ RECORDLESS = Path(__file__).parents[1] / "e2e" / "faulty_brokers" / "recordless.
 
 
 def spec_of(name):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.GZIP,
-        stores=("file:///",),
-        refresh_interval_ns=5 * 10**9,
-        flush_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(name, 3, fragment=fragment)
+    return journal_spec(name, 3, codec=CompressionCodec.GZIP, refresh_s=5, flush_s=3600)
 
 
 @pytest.fixture

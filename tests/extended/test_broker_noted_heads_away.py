@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.broker.etcd_records import own_members_prefix
 from gazette_platform.errors import EtcdError
 from gazette_platform.keyspace import item_key
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-    SuspendLevel,
-)
+from gazette_platform.protocol import SuspendLevel
 from gazette_platform.testing.local import append
 
 pytestmark = pytest.mark.etcd
@@ -20,13 +16,7 @@ JOURNAL = "a/journal"
 
 
 def spec(*, replication=1, length=1 << 20):
-    fragment = FragmentSpec(
-        length=length,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    return JournalSpec(JOURNAL, replication, fragment=fragment)
+    return journal_spec(JOURNAL, replication, length=length)
 
 
 def noted(broker):

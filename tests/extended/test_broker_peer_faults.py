@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.peers import Peers, open_replicate
@@ -14,7 +15,7 @@ from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, ProcessId
+from gazette_platform.protocol import ProcessId
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.fault_proxy import FaultProxies, FaultProxy
@@ -29,13 +30,7 @@ LARGE = bytes(400_000)
 
 
 def spec(replication, name=NAME):
-    fragment = FragmentSpec(
-        length=1 << 30,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(name, replication, fragment=fragment)
+    return journal_spec(name, replication, length=1 << 30, refresh_s=3600)
 
 
 class Network:

@@ -7,10 +7,11 @@ import re
 
 import pytest
 from grpc import aio
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.platform.component import answer_of
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
+from gazette_platform.protocol import JournalChange
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.cluster import BrokerCluster
 from gazette_platform.testing.local import AppendCall
@@ -32,13 +33,7 @@ async def cluster(etcd_server, etcd_prefix, tmp_path):
 
 
 def spec(name, replication):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(name, replication, fragment=fragment)
+    return journal_spec(name, replication, refresh_s=3600)
 
 
 async def primary_of(client, name):

@@ -3,36 +3,17 @@
 import asyncio
 
 import pytest
+from journal_specs import journal_spec
 
-from gazette_platform.client import (
-    AsyncClient,
-    Change,
-    ClientConfig,
-)
-from gazette_platform.errors import (
-    TransportError,
-)
-from gazette_platform.ops.text import SECOND_NS
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-    LabelSet,
-)
+from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.errors import TransportError
+from gazette_platform.protocol import CompressionCodec
 
 pytestmark = pytest.mark.etcd
 
 
 def spec(name, *, codec=CompressionCodec.GZIP, length=1 << 20, **fields):
-    return JournalSpec(
-        name=name,
-        replication=1,
-        labels=LabelSet.of(env="test"),
-        fragment=FragmentSpec(
-            length=length, codec=codec, stores=("file:///",), refresh_interval_ns=SECOND_NS
-        ),
-        **fields,
-    )
+    return journal_spec(name, length=length, codec=codec, labels={"env": "test"}, **fields)
 
 
 @pytest.fixture

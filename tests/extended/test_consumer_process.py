@@ -10,6 +10,7 @@ from dataclasses import replace
 import aiohttp
 import pytest
 from aiohttp import web
+from journal_specs import journal_spec
 
 from gazette_platform.app import Application
 from gazette_platform.client import Change
@@ -21,7 +22,7 @@ from gazette_platform.errors import ApplicationFailed, GazetteError, StoreUnavai
 from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import SECOND_NS
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet, Route
+from gazette_platform.protocol import CompressionCodec, Route
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -85,14 +86,7 @@ def counts_of(store):
 
 
 def journal(name, content_type=NDJSON):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.SNAPPY,
-        stores=("file:///",),
-        refresh_interval_ns=SECOND_NS,
-    )
-    labels = LabelSet.of({"content-type": content_type})
-    return JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
+    return journal_spec(name, codec=CompressionCodec.SNAPPY, labels={"content-type": content_type})
 
 
 def shard_of(prefix, number, *, hot_standbys=0):

@@ -13,15 +13,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 from hdfs_servers import hdfs_servers
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.errors import (
-    AccessDenied,
-    DataError,
-    ObjectNotFound,
-    StoreUnavailable,
-)
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.errors import AccessDenied, DataError, ObjectNotFound, StoreUnavailable
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.stores import open_store
 from gazette_platform.stores.interface import put_bytes
 from gazette_platform.testing.store_conformance import StoreConformance, listing, read_all
@@ -143,14 +139,14 @@ def store_url(hdfs):
 
 
 def spec(url, *, replication=1):
-    fragment = FragmentSpec(
-        length=1 << 20,
+    return journal_spec(
+        "a/journal",
+        replication,
         codec=CompressionCodec.GZIP,
         stores=(url,),
-        refresh_interval_ns=3600 * 10**9,
-        path_postfix_template='date={{.Spool.FirstAppendTime.Format "2006-01-02"}}',
+        refresh_s=3600,
+        postfix='date={{.Spool.FirstAppendTime.Format "2006-01-02"}}',
     )
-    return JournalSpec("a/journal", replication, fragment=fragment)
 
 
 @pytest.mark.etcd

@@ -3,49 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import pytest
+from text_mirror import TextView, watching
 
-from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import EtcdClient, EtcdRejected
 from gazette_platform.keyspace import KeySpace
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import EtcdServer
 
 pytestmark = pytest.mark.etcd
-
-
-class TextView:
-    """Values are text that must not be "bad"."""
-
-    def __init__(self):
-        self.values: dict[str, str] = {}
-
-    def begin(self):
-        pass
-
-    def end(self):
-        pass
-
-    def put(self, kv):
-        if kv.value == b"bad":
-            raise ValidationError("bad")
-        self.values[kv.key.rpartition("/")[2]] = kv.value.decode()
-
-    def remove(self, key):
-        self.values.pop(key.rpartition("/")[2], None)
-
-
-@contextlib.asynccontextmanager
-async def watching(space: KeySpace[TextView]):
-    tasks = TaskGroup("test")
-    tasks.spawn(space.watch())
-    try:
-        yield tasks
-        assert tasks.failure is None
-    finally:
-        await tasks.close()
 
 
 async def test_mirror_survives_a_restart_of_etcd(etcd_binary, etcd_prefix):

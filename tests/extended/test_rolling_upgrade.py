@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from former_version import PRESENT, install_former
+from journal_specs import journal_spec
 
 from examples.stream_sum import messages
 from examples.stream_sum.chunker import Chunker
@@ -23,13 +24,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.protocol import ShardChange, parse_shard_changes
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    parse_fragment_path,
-)
+from gazette_platform.protocol import CompressionCodec, JournalChange, parse_fragment_path
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.servers import BrokerServer, ConsumerServer
 from gazette_platform.testing.waiting import eventually, pass_time, patient
@@ -49,18 +44,13 @@ FOLDER = Path(messages.__file__).parent
 
 @pytest.fixture(scope="module")
 def former(tmp_path_factory):
-    return install_former(tmp_path_factory.mktemp("former"))
+    return install_former(tmp_path_factory.mktemp("former"), "rocksdb", "sqlite")
 
 
 def spec_of(name, replication):
-    fragment = FragmentSpec(
-        length=1 << 16,
-        codec=CompressionCodec.GZIP,
-        stores=("file:///",),
-        refresh_interval_ns=10 * 10**9,
-        flush_interval_ns=60 * 10**9,
+    return journal_spec(
+        name, replication, length=1 << 16, codec=CompressionCodec.GZIP, refresh_s=10, flush_s=60
     )
-    return JournalSpec(name, replication, fragment=fragment)
 
 
 @dataclass

@@ -8,11 +8,12 @@ import os
 import uuid
 
 import pytest
+from journal_specs import journal_spec
 from object_servers import need_go, s3_server
 from store_proxy import Fault, store_proxy
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.protocol.fragments import parse_fragment_path
 from gazette_platform.testing.waiting import eventually, pass_time
 
@@ -45,13 +46,9 @@ async def proxy(server, monkeypatch, tmp_path):
 
 def spec(bucket, proxy, *, refresh_s=3600):
     url = f"s3://{bucket}/?endpoint={proxy.url}&region=us-east-1"
-    fragment = FragmentSpec(
-        length=256 << 10,
-        codec=CompressionCodec.GZIP,
-        stores=(url,),
-        refresh_interval_ns=refresh_s * 10**9,
+    return journal_spec(
+        JOURNAL, length=256 << 10, codec=CompressionCodec.GZIP, stores=(url,), refresh_s=refresh_s
     )
-    return JournalSpec(JOURNAL, 1, fragment=fragment)
 
 
 async def read(client, end, *, direct=False):

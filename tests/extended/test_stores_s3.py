@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from grpc import aio
+from journal_specs import journal_spec
 from object_servers import need_go, s3_server
 from object_stores import fetch, opened
 
 from gazette_platform.errors import AccessDenied, DataError, StoreUnavailable, ValidationError
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.stores import health_check, s3
 from gazette_platform.stores.interface import put_bytes
@@ -316,8 +317,7 @@ async def test_what_other_programs_may_not_have_in_a_url(url_of):
 
 # ---------------------------------------------------------------------------------- brokers
 def spec(*stores, codec=CompressionCodec.GZIP):
-    fragment = FragmentSpec(length=1 << 16, codec=codec, stores=stores, refresh_interval_ns=10**9)
-    return JournalSpec(JOURNAL, 1, fragment=fragment)
+    return journal_spec(JOURNAL, length=1 << 16, codec=codec, stores=stores)
 
 
 async def fragments(stub, **fields):

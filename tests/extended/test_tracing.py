@@ -7,6 +7,7 @@ import json
 from contextlib import closing
 
 import pytest
+from journal_specs import journal_spec
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -22,7 +23,7 @@ from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import build_uuid
 from gazette_platform.ops import tracing
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
@@ -39,13 +40,7 @@ def spans(monkeypatch):
 
 
 def spec(replication):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.GZIP,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec("a/journal", replication, fragment=fragment)
+    return journal_spec("a/journal", replication, codec=CompressionCodec.GZIP, refresh_s=3600)
 
 
 def named(spans, name):

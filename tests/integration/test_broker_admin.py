@@ -8,6 +8,7 @@ import time
 import tracemalloc
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.broker.api.admin import AdminApi
 from gazette_platform.broker.etcd_records import savepoint_key
@@ -23,12 +24,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.etcd import Put
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-    LabelSet,
-)
+from gazette_platform.protocol import CompressionCodec, LabelSet
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.labels import LabelSelector
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb
@@ -41,10 +37,7 @@ KEYS = "c2VjcmV0LWtleQ=="
 
 
 def spec(name, *, stores=("file:///",), codec=CompressionCodec.GZIP, **fields):
-    fragment = FragmentSpec(
-        length=1 << 20, codec=codec, stores=stores, refresh_interval_ns=3600 * 10**9
-    )
-    return JournalSpec(name, 1, fragment=fragment, **fields)
+    return journal_spec(name, codec=codec, stores=stores, refresh_s=3600, **fields)
 
 
 async def apply(client, *specs):

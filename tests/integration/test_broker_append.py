@@ -7,11 +7,11 @@ import hashlib
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.protocol import (
     AppendSuspend,
     CompressionCodec,
-    FragmentSpec,
     JournalSpec,
     LabelSelector,
     LabelSet,
@@ -19,12 +19,7 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local import (
-    AppendCall,
-    append,
-    apply,
-    read_all,
-)
+from gazette_platform.testing.local import AppendCall, append, apply, read_all
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
@@ -33,15 +28,12 @@ MIB = 1 << 20
 
 
 def spec(name, *, replication=1, stores=("file:///",), codec=None, **fields):
-    return JournalSpec(
+    return journal_spec(
         name,
         replication,
-        fragment=FragmentSpec(
-            length=64 * MIB,
-            codec=codec or CompressionCodec.SNAPPY,
-            stores=stores,
-            refresh_interval_ns=10**9,
-        ),
+        length=64 * MIB,
+        codec=codec or CompressionCodec.SNAPPY,
+        stores=stores,
         **fields,
     )
 

@@ -6,15 +6,12 @@ import asyncio
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 from wire_limits import limit_stalls
 
 from gazette_platform.errors import AccessDenied
 from gazette_platform.fragment import index
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-)
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local import AppendCall, append, messages_taken, read_all
 from gazette_platform.testing.waiting import eventually, patient
@@ -24,15 +21,12 @@ MIB = 1 << 20
 
 
 def spec(name="a/journal", *, replication=1, stores=("file:///",), codec=None, **fields):
-    return JournalSpec(
+    return journal_spec(
         name,
         replication,
-        fragment=FragmentSpec(
-            length=64 * MIB,
-            codec=codec or CompressionCodec.SNAPPY,
-            stores=stores,
-            refresh_interval_ns=10**9,
-        ),
+        length=64 * MIB,
+        codec=codec or CompressionCodec.SNAPPY,
+        stores=stores,
         **fields,
     )
 

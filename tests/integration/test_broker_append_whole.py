@@ -7,16 +7,10 @@ import base64
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    LabelSelector,
-    LabelSet,
-)
+from gazette_platform.protocol import CompressionCodec, JournalChange, LabelSelector, LabelSet
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local import append, read_all
 from gazette_platform.testing.waiting import patient
@@ -28,13 +22,7 @@ KEY = base64.b64encode(b"ab" * 16).decode()
 
 
 def spec():
-    fragment = FragmentSpec(
-        length=64 * MIB,
-        codec=CompressionCodec.SNAPPY,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    return JournalSpec(JOURNAL, 1, fragment=fragment)
+    return journal_spec(JOURNAL, length=64 * MIB, codec=CompressionCodec.SNAPPY)
 
 
 def labels(**named):

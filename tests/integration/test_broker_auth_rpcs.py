@@ -7,18 +7,12 @@ import base64
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import CallFailed, JournalNotFound
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    LabelSelector,
-    LabelSet,
-)
+from gazette_platform.protocol import JournalChange, LabelSelector
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import admin_pb2, admin_pb2_grpc, protocol_pb2 as pb
 from gazette_platform.testing.local import AppendCall
@@ -31,12 +25,7 @@ KEY, OTHER = (base64.b64encode(secret * 16).decode() for secret in (b"ab", b"cd"
 
 
 def spec(name, **labels):
-    return JournalSpec(
-        name,
-        1,
-        labels=LabelSet.of(labels),
-        fragment=FragmentSpec(length=1024, codec=CompressionCodec.NONE, refresh_interval_ns=10**9),
-    )
+    return journal_spec(name, length=1024, stores=(), labels=labels)
 
 
 def token(capability, selector="", *, keys=KEY, lifetime_s=60):

@@ -8,6 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.broker.epochs import EpochRecord, Holder
 from gazette_platform.broker.etcd_records import read_record, write_record
@@ -21,16 +22,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import assignment_key, encode_journal_spec, item_key
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-    LabelSet,
-    ProcessId,
-    Route,
-    SuspendLevel,
-    SuspendSpec,
-)
+from gazette_platform.protocol import LabelSet, ProcessId, Route, SuspendLevel, SuspendSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local import append, read_all
 from gazette_platform.testing.waiting import block_for, eventually, patient
@@ -41,13 +33,7 @@ JOURNAL = "a/journal"
 
 
 def spec(replication, name=JOURNAL, **options):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(name, replication, fragment=fragment, **options)
+    return journal_spec(name, replication, refresh_s=3600, **options)
 
 
 def client(broker, **options):

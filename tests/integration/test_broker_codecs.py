@@ -10,7 +10,7 @@ import cramjam
 import pytest
 import zstandard
 
-from gazette_platform.broker.spool import files
+from gazette_platform.broker.spool import disk
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
@@ -41,7 +41,7 @@ async def test_fragments_are_compressed_in_batches_by_threads_and_read_by_others
     local_brokers, codec, monkeypatch
 ):
     seen = []  # of each batch its size, and the thread it was compressed in
-    make = files.compressor
+    make = disk.compressor
 
     def spied(wanted):
         inner = make(wanted)
@@ -56,7 +56,7 @@ async def test_fragments_are_compressed_in_batches_by_threads_and_read_by_others
 
         return Spied()
 
-    monkeypatch.setattr(files, "compressor", spied)
+    monkeypatch.setattr(disk, "compressor", spied)
     broker = await local_brokers.start()
     fragment = FragmentSpec(
         length=64 * MIB, codec=codec, stores=("file:///",), refresh_interval_ns=3600 * 10**9

@@ -7,15 +7,9 @@ import hashlib
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 
-from gazette_platform.protocol import (
-    ZERO_SUM,
-    CompressionCodec,
-    Fragment,
-    FragmentSpec,
-    JournalFlag,
-    JournalSpec,
-)
+from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, JournalFlag
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.stores.fs import FileStore
 from gazette_platform.testing.local import append, calls_begun, spans, store_fragment
@@ -39,10 +33,9 @@ async def stub(cluster, broker):
 
 
 def spec(*, stores=("file:///",), length=1 << 20, **fields):
-    fragment = FragmentSpec(
-        length=length, codec=CompressionCodec.GZIP, stores=stores, refresh_interval_ns=10**9
+    return journal_spec(
+        JOURNAL, length=length, codec=CompressionCodec.GZIP, stores=stores, **fields
     )
-    return JournalSpec(JOURNAL, 1, fragment=fragment, **fields)
 
 
 async def fragments(stub, **fields):

@@ -9,17 +9,11 @@ import hashlib
 
 import aiohttp
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalFlag,
-    JournalSpec,
-    LabelSelector,
-)
+from gazette_platform.protocol import JournalChange, JournalFlag, LabelSelector
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
@@ -36,17 +30,7 @@ KEY = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
 
 
 def spec(name, flags=JournalFlag.NOT_SPECIFIED):
-    return JournalSpec(
-        name,
-        1,
-        flags=flags,
-        fragment=FragmentSpec(
-            length=1 << 20,
-            codec=CompressionCodec.NONE,
-            stores=("file:///",),
-            refresh_interval_ns=10**9,
-        ),
-    )
+    return journal_spec(name, flags=flags)
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ import socket
 import struct
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
+from gazette_platform.protocol import JournalChange
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.serving import http_server as http_port
 from gazette_platform.testing.local import append, read_all
@@ -32,16 +33,7 @@ async def broker(cluster):
 
 
 def spec():
-    return JournalSpec(
-        JOURNAL,
-        1,
-        fragment=FragmentSpec(
-            length=1 << 30,
-            codec=CompressionCodec.NONE,
-            stores=("file:///",),
-            refresh_interval_ns=10**9,
-        ),
-    )
+    return journal_spec(JOURNAL, length=1 << 30)
 
 
 async def answer(broker, raw):

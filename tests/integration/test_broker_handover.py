@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local import append, read_all
 from gazette_platform.testing.waiting import eventually, patient
@@ -19,13 +20,7 @@ NAMES = [f"moving/{n}" for n in range(6)]
 
 
 def spec(name, **fields):
-    fragment = FragmentSpec(
-        length=1 << 16,
-        codec=CompressionCodec.GZIP,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,  # listings that matter are asked for
-    )
-    return JournalSpec(name, 1, fragment=fragment, **fields)
+    return journal_spec(name, length=1 << 16, codec=CompressionCodec.GZIP, refresh_s=3600, **fields)
 
 
 async def test_a_leaving_broker_hands_its_journals_over(cluster):

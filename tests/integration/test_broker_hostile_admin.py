@@ -6,16 +6,11 @@ import asyncio
 
 import pytest
 from grpc import StatusCode, aio
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    Header,
-    JournalSpec,
-    LabelSelector,
-)
+from gazette_platform.protocol import Header, LabelSelector
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import admin_pb2 as pb, protocol_pb2
 from gazette_platform.testing.waiting import eventually
@@ -29,10 +24,7 @@ ANSWERS = {"Flush": pb.FlushResponse, "ResetHead": pb.ResetHeadResponse}
 
 
 def spec(name):
-    fragment = FragmentSpec(
-        length=1 << 20, codec=CompressionCodec.NONE, refresh_interval_ns=3600 * 10**9
-    )
-    return JournalSpec(name, 1, fragment=fragment)
+    return journal_spec(name, refresh_s=3600, stores=())
 
 
 @pytest.fixture

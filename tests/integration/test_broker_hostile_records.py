@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 from grpc import StatusCode, aio
+from journal_specs import journal_spec
 
 from gazette_platform.broker import etcd_records
 from gazette_platform.broker.epochs import EpochRecord, Holder
 from gazette_platform.broker.etcd_records import epoch_key, journal_holders
 from gazette_platform.etcd import EtcdClient, Put
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, ProcessId
+from gazette_platform.protocol import ProcessId
 from gazette_platform.testing.local import append
 from gazette_platform.testing.waiting import eventually
 
@@ -40,13 +41,7 @@ async def etcd(etcd_server):
 
 
 def spec(name):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    return JournalSpec(name, 1, fragment=fragment)
+    return journal_spec(name)
 
 
 async def spoil(etcd, broker, value):

@@ -7,17 +7,12 @@ import base64
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.etcd import Put
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-    LabelSelector,
-    LabelSet,
-)
+from gazette_platform.protocol import LabelSelector
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local import append, read_all, store_fragment
@@ -45,18 +40,7 @@ async def stub(cluster, broker):
 
 
 def spec(name, *stores, postfix="", **labels):
-    return JournalSpec(
-        name,
-        1,
-        labels=LabelSet.of(labels),
-        fragment=FragmentSpec(
-            length=1024,
-            codec=CompressionCodec.NONE,
-            refresh_interval_ns=10**9,
-            stores=stores,
-            path_postfix_template=postfix,
-        ),
-    )
+    return journal_spec(name, length=1024, stores=stores, postfix=postfix, labels=labels)
 
 
 def upserts(*specs):

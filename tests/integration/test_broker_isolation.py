@@ -8,6 +8,7 @@ import dataclasses
 
 import pytest
 from grpc import StatusCode, aio
+from journal_specs import journal_spec
 
 from gazette_platform.broker import context as broker_context, serve
 from gazette_platform.broker.api.listing import ListApi
@@ -17,14 +18,7 @@ from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import item_key
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-    Status,
-    SuspendLevel,
-    SuspendSpec,
-)
+from gazette_platform.protocol import Status, SuspendLevel, SuspendSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local import AppendCall, LocalBrokers, append, read_all
 from gazette_platform.testing.waiting import eventually, patient
@@ -52,13 +46,7 @@ async def stub(cluster, broker):
 
 
 def spec(name=JOURNAL):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    return JournalSpec(name, 1, fragment=fragment)
+    return journal_spec(name)
 
 
 def unforeseen(broker, kind):

@@ -6,17 +6,9 @@ import asyncio
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    Header,
-    JournalSpec,
-    LabelSelector,
-    LabelSet,
-    ProcessId,
-    Route,
-)
+from gazette_platform.protocol import Header, LabelSelector, LabelSet, ProcessId, Route
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local import append, calls_begun
 from gazette_platform.testing.waiting import eventually, patient
@@ -37,12 +29,7 @@ async def stub(cluster, broker):
 
 
 def spec(name, **labels):
-    return JournalSpec(
-        name,
-        1,
-        labels=LabelSet.of(labels),
-        fragment=FragmentSpec(length=1024, codec=CompressionCodec.NONE, refresh_interval_ns=10**9),
-    )
+    return journal_spec(name, length=1024, stores=(), labels=labels)
 
 
 def changes(*items):

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from grpc import StatusCode, aio
+from journal_specs import journal_spec
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.crash import handover
@@ -24,8 +25,6 @@ from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import assignment_key, encode_broker_spec, item_key, member_key
 from gazette_platform.protocol import (
     BrokerSpec,
-    CompressionCodec,
-    FragmentSpec,
     JournalSpec,
     LabelSet,
     ProcessId,
@@ -53,13 +52,7 @@ async def etcd(etcd_server):
 
 
 def spec(*, replication=1, length=1 << 20):
-    fragment = FragmentSpec(
-        length=length,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    return JournalSpec(JOURNAL, replication, fragment=fragment)
+    return journal_spec(JOURNAL, replication, length=length)
 
 
 def noted(broker):

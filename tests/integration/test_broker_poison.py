@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.allocator import Allocator
 from gazette_platform.keyspace import assignment_key
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-    ProcessId,
-    Status,
-)
+from gazette_platform.protocol import ProcessId, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local import LocalBrokers, append
 from gazette_platform.testing.waiting import eventually
@@ -21,13 +16,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 
 def spec(name):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(name, 1, fragment=fragment)
+    return journal_spec(name, refresh_s=3600)
 
 
 async def test_a_journal_that_cannot_be_assigned_holds_up_no_other(

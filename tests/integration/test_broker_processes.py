@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+from journal_specs import journal_spec
 from typing_extensions import override
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import SetupError
 from gazette_platform.platform.component import choose_ports, is_free
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.servers import ServerProcess, wire_flags
 from gazette_platform.testing.waiting import eventually, patient
 
@@ -98,13 +99,7 @@ def brokers(tmp_path, etcd_server, etcd_prefix):
 
 
 def spec(name, replication=1):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.GZIP,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(name, replication, fragment=fragment)
+    return journal_spec(name, replication, codec=CompressionCodec.GZIP, refresh_s=3600)
 
 
 def client_of(brokers, *, zone="local"):

@@ -9,15 +9,10 @@ import time
 import aiohttp
 import grpc
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    Status,
-)
+from gazette_platform.protocol import JournalChange, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local import AppendCall, append, messages_taken, read, read_all
 from gazette_platform.testing.waiting import eventually, pass_time
@@ -29,13 +24,7 @@ KEY = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
 
 
 def spec(name=JOURNAL, replication=1, **fields):
-    fragment = FragmentSpec(
-        length=1 << 24,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,  # listings that matter are asked for
-    )
-    return JournalSpec(name, replication, fragment=fragment, **fields)
+    return journal_spec(name, replication, length=1 << 24, refresh_s=3600, **fields)
 
 
 @pytest.fixture

@@ -10,29 +10,17 @@ import shutil
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 from wire_limits import limit_stalls
 
 from gazette_platform.broker.etcd_records import epoch_key
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.etcd import Delete
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    Fragment,
-    FragmentSpec,
-    JournalFlag,
-    JournalSpec,
-    LabelSet,
-)
+from gazette_platform.protocol import CompressionCodec, Fragment, JournalFlag, LabelSet
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotTaken
-from gazette_platform.testing.local import (
-    append,
-    calls_begun,
-    read,
-    read_all,
-    store_fragment,
-)
+from gazette_platform.testing.local import append, calls_begun, read, read_all, store_fragment
 from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
@@ -42,16 +30,8 @@ JOURNAL = "a/journal"
 
 
 def spec(name=JOURNAL, *, length=64 * MIB, stores=("file:///",), codec=None, **fields):
-    return JournalSpec(
-        name,
-        1,
-        fragment=FragmentSpec(
-            length=length,
-            codec=codec or CompressionCodec.NONE,
-            stores=stores,
-            refresh_interval_ns=10**9,
-        ),
-        **fields,
+    return journal_spec(
+        name, length=length, codec=codec or CompressionCodec.NONE, stores=stores, **fields
     )
 
 

@@ -13,14 +13,13 @@ import time
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.broker.api import service as replicate_api
 from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.protocol import (
     CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
     LabelSelector,
     LabelSet,
     ProcessId,
@@ -39,13 +38,7 @@ ZONES = ("zone-a", "zone-b", "zone-c")
 
 
 def spec(name=NAME, replication=3, *, codec=CompressionCodec.NONE, length=1 << 20, **fields):
-    fragment = FragmentSpec(
-        length=length,
-        codec=codec,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,  # listings that matter are asked for
-    )
-    return JournalSpec(name, replication, fragment=fragment, **fields)
+    return journal_spec(name, replication, length=length, codec=codec, refresh_s=3600, **fields)
 
 
 class Cluster:

@@ -8,16 +8,11 @@ import base64
 import aiohttp
 import orjson
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    LabelSet,
-)
+from gazette_platform.protocol import JournalChange
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.labels import LabelSelector
 from gazette_platform.testing.waiting import patient
@@ -28,17 +23,7 @@ KEY = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
 
 
 def spec(name):
-    return JournalSpec(
-        name,
-        1,
-        labels=LabelSet.of(env="test"),
-        fragment=FragmentSpec(
-            length=1 << 20,
-            codec=CompressionCodec.NONE,
-            stores=("file:///",),
-            refresh_interval_ns=10**9,
-        ),
-    )
+    return journal_spec(name, labels={"env": "test"})
 
 
 @pytest.fixture

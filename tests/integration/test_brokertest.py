@@ -9,16 +9,11 @@ import asyncio
 import base64
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import GazetteError
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    ProcessId,
-)
+from gazette_platform.protocol import CompressionCodec, JournalChange, ProcessId
 from gazette_platform.testing.local import append, read
 from gazette_platform.testing.waiting import eventually, patient
 
@@ -29,13 +24,7 @@ KEYS = [base64.b64encode(name * 32).decode() for name in (b"a", b"b")]
 
 
 def spec(name=JOURNAL, replication=1):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.SNAPPY,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    return JournalSpec(name, replication, fragment=fragment)
+    return journal_spec(name, replication, codec=CompressionCodec.SNAPPY)
 
 
 def create(*specs):

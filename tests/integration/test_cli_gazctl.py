@@ -3,34 +3,17 @@
 import gzip
 import re
 import signal
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import orjson
 import pytest
 import yaml
-from gazctl_runner import gazctl_runner
+from gazctl_runner import SMALL_FRAGMENTS, gazctl_runner, started_gazctl
 
 from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
-
-SPEC = """
-name: {root}/
-replication: 1
-labels: [{{name: content-type, value: application/x-ndjson}}]
-fragment:
-  length: 1024
-  compression_codec: GZIP
-  stores: [file:///]
-  refresh_interval: 1s
-  path_postfix_template: date={{{{ .Spool.FirstAppendTime.Format "2006-01-02" }}}}
-children:
-- name: {root}/one
-- name: {root}/two
-"""
 
 
 @pytest.fixture
@@ -42,29 +25,8 @@ def root(names):
 @pytest.fixture
 def start(shared, tmp_path):
     """Start a gazctl process; all are ended and their pipes closed."""
-    processes = []
-
-    def run(*args):
-        command = [sys.executable, "-m", "gazette_platform.cli.gazctl", "journals", *map(str, args)]
-        process = subprocess.Popen(
-            [*command, "--broker.address", shared.address],
-            cwd=tmp_path,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        watchdog = threading.Timer(40, process.kill)
-        watchdog.start()
-        processes.append((process, watchdog))
-        return process
-
-    yield run
-    for process, watchdog in processes:
-        watchdog.cancel()
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            pipe.close()
+    with started_gazctl(shared.address, tmp_path) as run:
+        yield run
 
 
 @pytest.fixture
@@ -76,7 +38,7 @@ def gazctl(shared, monkeypatch, tmp_path, capfdbinary):
 @pytest.fixture
 def journals(gazctl, root):
     """Two journals, applied."""
-    result = gazctl("apply", stdin=SPEC.format(root=root).encode())
+    result = gazctl("apply", stdin=SMALL_FRAGMENTS.format(root=root).encode())
     assert result.code == 0, result.err
     created = rf"{root}/one: created\n{root}/two: created\n2 created \(revision \d+\)\n"
     assert re.fullmatch(created, result.err)
@@ -115,7 +77,7 @@ def test_specs_are_listed_edited_and_deleted(gazctl, journals, root, tmp_path, m
 
 
 def test_apply_says_what_cannot_work_yet(gazctl, root):
-    four = SPEC.format(root=root).replace("replication: 1", "replication: 4")
+    four = SMALL_FRAGMENTS.format(root=root).replace("replication: 1", "replication: 4")
     result = gazctl("apply", stdin=four.encode())
     assert result.code == 0
     *_, applied, one, two = result.err.splitlines()
@@ -123,11 +85,11 @@ def test_apply_says_what_cannot_work_yet(gazctl, root):
     assert one.startswith(f"warning: {root}/one has 3 of its 4 replicas: there are too few brokers")
     assert two.startswith(f"warning: {root}/two has 3 of its 4 replicas")
     more = "".join(f"- name: {root}-more/{number}\n" for number in range(5))
-    many = SPEC.format(root=f"{root}-more").replace("replication: 1", "replication: 4")
+    many = SMALL_FRAGMENTS.format(root=f"{root}-more").replace("replication: 1", "replication: 4")
     many = many[: many.index("- name:")] + more
     result = gazctl("apply", stdin=many.encode())
     assert "warning: so it is with at least 2 more journals\n" in result.err
-    wrong = SPEC.format(root=f"{root}-wrong").replace("file:///", "file:///?colour=red")
+    wrong = SMALL_FRAGMENTS.format(root=f"{root}-wrong").replace("file:///", "file:///?colour=red")
     refused = gazctl("apply", stdin=wrong.encode())
     assert (refused.code, refused.err.count("\n")) == (1, 1)
     assert f"{root}-wrong/one: " in refused.err
@@ -139,7 +101,7 @@ def test_apply_says_what_cannot_work_yet(gazctl, root):
     forced = gazctl("apply", "--force", stdin=wrong.encode())
     assert forced.code == 0
     assert "warning: brokers cannot use the store file:///?colour=red: " in forced.err
-    away = SPEC.format(root=f"{root}-away").replace("file:///", "hdfs://127.0.0.1:1/a/")
+    away = SMALL_FRAGMENTS.format(root=f"{root}-away").replace("file:///", "hdfs://127.0.0.1:1/a/")
     result = gazctl("apply", stdin=away.encode())
     assert result.code == 0
     assert "warning: brokers cannot use the store hdfs://127.0.0.1:1/a/: " in result.err
@@ -161,7 +123,7 @@ def test_blocking_read_follows_until_a_signal(gazctl, start, journals, root, tmp
     assert process.stdout.readline() == b"first\n"
     append(gazctl, f"name={root}/one", b"second\n")
     assert process.stdout.readline() == b"second\n"
-    third = SPEC.format(root=root).replace(f"{root}/one", f"{root}/three")
+    third = SMALL_FRAGMENTS.format(root=root).replace(f"{root}/one", f"{root}/three")
     third = third.replace(f"- name: {root}/two\n", "")
     assert gazctl("apply", stdin=third.encode()).code == 0
     append(gazctl, f"name={root}/three", b"third\n")
@@ -271,7 +233,7 @@ def test_fragments_and_prune(gazctl, journals, root, shared):
 def test_watch_lists_again_after_changes(gazctl, start, root):
     process = start("list", "--watch", "-l", f"name:prefix={root}/")
     assert process.stdout.readline() == b"Name\n"
-    assert gazctl("apply", stdin=SPEC.format(root=root).encode()).code == 0
+    assert gazctl("apply", stdin=SMALL_FRAGMENTS.format(root=root).encode()).code == 0
     assert process.stdout.readline() == b"Name\n"
     assert process.stdout.readline() == f"{root}/one\n".encode()
     process.send_signal(signal.SIGINT)

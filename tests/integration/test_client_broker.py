@@ -6,15 +6,9 @@ import random
 import threading
 
 import pytest
+from journal_specs import journal_spec
 
-from gazette_platform.client import (
-    AsyncClient,
-    Change,
-    Client,
-    ClientConfig,
-    json_lines,
-    lines,
-)
+from gazette_platform.client import AsyncClient, Change, Client, ClientConfig, json_lines, lines
 from gazette_platform.errors import (
     DataError,
     EtcdTransactionFailed,
@@ -23,30 +17,14 @@ from gazette_platform.errors import (
     RegisterMismatch,
     WrongAppendOffset,
 )
-from gazette_platform.ops.text import SECOND_NS
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalFlag,
-    JournalSpec,
-    LabelSelector,
-    LabelSet,
-)
+from gazette_platform.protocol import CompressionCodec, JournalFlag, LabelSelector, LabelSet
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
 
 def spec(name, *, codec=CompressionCodec.GZIP, length=1 << 20, **fields):
-    return JournalSpec(
-        name=name,
-        replication=1,
-        labels=LabelSet.of(env="test"),
-        fragment=FragmentSpec(
-            length=length, codec=codec, stores=("file:///",), refresh_interval_ns=SECOND_NS
-        ),
-        **fields,
-    )
+    return journal_spec(name, length=length, codec=codec, labels={"env": "test"}, **fields)
 
 
 @pytest.fixture

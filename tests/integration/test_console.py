@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
+from journal_specs import journal_spec
 
 from examples.word_count.application import WordCount
 from gazette_platform.client import AsyncClient, ClientConfig
@@ -20,13 +21,7 @@ from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.etcd import TXN_OPS_MAX, EtcdClient, Put
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    LabelSet,
-)
+from gazette_platform.protocol import JournalChange
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.labels import LabelSelector
 from gazette_platform.testing.local import LocalConsumers
@@ -43,13 +38,7 @@ ALL = Capability.LIST | Capability.READ
 
 
 def spec(name, **labels):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    return JournalSpec(name, 1, labels=LabelSet.of(**labels), fragment=fragment)
+    return journal_spec(name, labels=labels)
 
 
 def bearer(capability, selector=""):
@@ -307,6 +296,28 @@ async def test_brokers_are_shown_to_operators(http, broker):
     assert [len(sample) for sample in found["own"]["samples"]] == [6]
     async with http.get("/console/api/brokers", headers=bearer(ALL)) as response:
         assert response.status == 403
+
+
+async def test_brokers_report_their_vitals_to_each_other(cluster, http, broker):
+    operator = bearer(ALL | Capability.APPLY)
+    other = await cluster.start(auth_keys=KEY)
+
+    async def vitals():
+        async with http.get("/console/api/brokers", headers=operator) as response:
+            assert response.status == 200, await response.text()
+            return {one["endpoint"]: one for one in (await response.json())["brokers"]}
+
+    found = await vitals()
+    assert found[broker.endpoint]["vitals"].keys() == found[other.endpoint]["vitals"].keys()
+    assert found[other.endpoint]["vitals"]["memory_bytes"] > 1 << 20
+    assert found[other.endpoint]["vitals"]["appended_bytes"] == 0
+    await other._server.stop(grace_s=0.0)
+
+    async def is_missed():
+        one = (await vitals())[other.endpoint]
+        return "vitals" not in one and one["error"]
+
+    assert "connect" in (await eventually(is_missed, timeout_s=30)).lower()
 
 
 async def test_tables_need_a_token_for_all_journals(http, monkeypatch):

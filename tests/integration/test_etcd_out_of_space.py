@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from grpc import aio
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.etcd import EtcdClient, wire
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.local import LocalBrokers
 
@@ -18,10 +18,7 @@ QUOTA = 4 << 20
 
 
 def spec(name, **labels):
-    store = FragmentSpec(
-        length=1 << 20, codec=CompressionCodec.NONE, stores=("file:///",), refresh_interval_ns=10**9
-    )
-    return JournalSpec(name, 1, labels=LabelSet.of(labels), fragment=store)
+    return journal_spec(name, labels=labels)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from dataclasses import replace
 import orjson
 import pytest
 import yaml
+from journal_specs import journal_spec
 from shard_group import FAILED, PRIMARY, STANDBY, ShardGroup, shard
 
 from gazette_platform.cli.gazctl import main
@@ -23,13 +24,7 @@ from gazette_platform.consumer.recoverylog import (
 )
 from gazette_platform.errors import Suspended
 from gazette_platform.ops.text import SECOND_NS
-from gazette_platform.protocol import (
-    AppendSuspend,
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
-    LabelSet,
-)
+from gazette_platform.protocol import AppendSuspend
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
@@ -96,17 +91,7 @@ def gazctl(group, broker, capfdbinary, tmp_path, monkeypatch):
 
 
 def journal(name, content_type):
-    return JournalSpec(
-        name=name,
-        replication=1,
-        labels=LabelSet.of({"content-type": content_type} if content_type else {}),
-        fragment=FragmentSpec(
-            length=1 << 20,
-            codec=CompressionCodec.NONE,
-            stores=("file:///",),
-            refresh_interval_ns=SECOND_NS,
-        ),
-    )
+    return journal_spec(name, labels={"content-type": content_type} if content_type else {})
 
 
 async def make_journals(client, *logs):

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import Change, JournalWatch
 from gazette_platform.errors import TransportError
 from gazette_platform.message import modulo_mapping
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 
 
 def journal(name):
-    labels = LabelSet.of({"content-type": "application/x-ndjson"})
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    return JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
+    return journal_spec(name, labels={"content-type": "application/x-ndjson"})
 
 
 async def test_a_mapping_follows_the_journals_that_match(client, names, tasks):

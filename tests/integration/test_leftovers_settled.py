@@ -35,8 +35,8 @@ from gazette_platform.broker.etcd_records import (
     read_record,
     write_record,
 )
-from gazette_platform.broker.spool import files as files_module, leftovers as leftovers_module
-from gazette_platform.broker.spool.files import finish_closing
+from gazette_platform.broker.spool import disk as disk_module, leftovers as leftovers_module
+from gazette_platform.broker.spool.disk import finish_closing
 from gazette_platform.broker.spool.recovery import SET_ASIDE
 from gazette_platform.broker.spool.verdicts import Todo, Verdict
 from gazette_platform.etcd import Delete, Put
@@ -179,7 +179,7 @@ async def test_files_that_are_closed_late_keep_no_tenure_of_a_broker_that_leaves
     """It looks once, and then ends: what it does not let go of by then stays on its disk."""
     found = bench.find(b"content")
     await bench.say(found)
-    files_module._closer().submit(block_for, 0.5)
+    disk_module._closer().submit(block_for, 0.5)
     await bench.leftovers.settle(JOURNAL, is_leaving=True)
     assert (bench.stored, len(bench.leftovers)) == ([(0, b"content")], 0)
     assert list(bench.homes[0].blocks()) == []

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform import (
     ArrowReader,
@@ -20,8 +21,7 @@ from gazette_platform import (
     read_merged,
 )
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.text import SECOND_NS
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.waiting import patient, turns
 
 pytestmark = pytest.mark.etcd
@@ -35,17 +35,7 @@ def prefix(names):
 
 
 def spec(name, content_type="application/x-ndjson"):
-    return JournalSpec(
-        name=name,
-        replication=1,
-        labels=LabelSet.of(("content-type", content_type)),
-        fragment=FragmentSpec(
-            length=1 << 20,
-            codec=CompressionCodec.GZIP,
-            stores=("file:///",),
-            refresh_interval_ns=SECOND_NS,
-        ),
-    )
+    return journal_spec(name, codec=CompressionCodec.GZIP, labels={"content-type": content_type})
 
 
 def framed(producer, tick, flags=OUT, **fields):

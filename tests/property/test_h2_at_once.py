@@ -8,7 +8,6 @@ from http2_bench import START, frames_of, give, headers, message
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from gazette_platform.broker.context import BrokerMetrics
-from gazette_platform.serving.h2.call import method_of
 from gazette_platform.serving.h2.frames import (
     DATA,
     END_STREAM,
@@ -21,6 +20,7 @@ from gazette_platform.serving.h2.frames import (
     window_update,
 )
 from gazette_platform.serving.h2.server import Connection, Shared
+from gazette_platform.serving.h2.server_call import method_of
 from gazette_platform.serving.interface import Code, Kind, Rpc, RpcFailed
 from gazette_platform.testing.waiting import eventually, turns
 

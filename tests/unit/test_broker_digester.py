@@ -15,7 +15,7 @@ import pytest
 
 from gazette_platform.broker.spool import digester as module
 from gazette_platform.broker.spool.digester import Digester
-from gazette_platform.broker.spool.files import COMPRESS_BATCH_BYTES
+from gazette_platform.broker.spool.disk import COMPRESS_BATCH_BYTES
 from gazette_platform.broker.spool.spool import LAG_BYTES_MAX, Spool
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, LabelSet

@@ -21,7 +21,7 @@ from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.broker.journal import claims, pulses as pulses_module
 from gazette_platform.broker.journal.pulses import FLUSH_RETRY_S
 from gazette_platform.broker.journal.replica import Replica
-from gazette_platform.broker.spool.files import DiskPace
+from gazette_platform.broker.spool.disk import DiskPace
 from gazette_platform.broker.spool.home import Owner, SpoolHome, boot_id
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet

@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import grpc
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
 from gazette_platform.client.transport import Patience
@@ -22,14 +23,7 @@ from gazette_platform.errors import (
     ValidationError,
     WrongRoute,
 )
-from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalChange,
-    JournalSpec,
-    LabelSet,
-    is_another,
-)
+from gazette_platform.protocol import CompressionCodec, JournalChange, is_another
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Condition
 from gazette_platform.testing.fault_proxy import FaultProxy
@@ -38,14 +32,7 @@ from tests.benches.fake_broker import FakeBroker, Fault
 
 
 def spec(name, **labels):
-    return JournalSpec(
-        name=name,
-        replication=1,
-        labels=LabelSet.of(**labels),
-        fragment=FragmentSpec(
-            length=1 << 20, codec=CompressionCodec.GZIP, refresh_interval_ns=10**10
-        ),
-    )
+    return journal_spec(name, codec=CompressionCodec.GZIP, refresh_s=10, stores=(), labels=labels)
 
 
 @asynccontextmanager

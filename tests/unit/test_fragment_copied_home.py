@@ -8,8 +8,8 @@ import shutil
 import pytest
 from spool_files import crash_home, put, state_of
 
-from gazette_platform.broker.spool import files as spool_files
-from gazette_platform.broker.spool.files import birth_ns, write_all
+from gazette_platform.broker.spool import disk as spool_disk
+from gazette_platform.broker.spool.disk import birth_ns, write_all
 from gazette_platform.broker.spool.home import Owner, SpoolHome, boot_id, free_homes
 from gazette_platform.broker.spool.recovery import recover
 
@@ -77,7 +77,7 @@ def test_home_is_not_a_copy_if_less_is_known_of_its_place(home, take, monkeypatc
         (home.folder / "place").write_text(said.format(**values))
     crash_home(home)
     if born is not None:
-        monkeypatch.setattr(spool_files, "birth_ns", lambda _: born)
+        monkeypatch.setattr(spool_disk, "birth_ns", lambda _: born)
     (found,) = take().values()
     assert not found.is_copied
     found.own(OTHER)

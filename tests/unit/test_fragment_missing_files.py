@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from spool_files import put, state_of
 
-from gazette_platform.broker.spool.files import finish_closing, write_all
+from gazette_platform.broker.spool.disk import finish_closing, write_all
 from gazette_platform.broker.spool.home import Owner, SpoolHome, free_homes
 from gazette_platform.broker.spool.recovery import recover
 

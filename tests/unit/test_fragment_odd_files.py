@@ -11,7 +11,7 @@ import pytest
 from spool_files import crash_home, put
 
 from gazette_platform.broker.spool import head_records
-from gazette_platform.broker.spool.files import finish_closing
+from gazette_platform.broker.spool.disk import finish_closing
 from gazette_platform.broker.spool.home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
 from gazette_platform.broker.spool.recovery import recover
 from gazette_platform.errors import SetupError

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from spool_files import crash_home, put, say_made_here, state_of
 
-from gazette_platform.broker.spool.files import SpoolFile, finish_closing, write_all
+from gazette_platform.broker.spool.disk import SpoolFile, finish_closing, write_all
 from gazette_platform.broker.spool.head_records import slot_at
 from gazette_platform.broker.spool.home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
 from gazette_platform.broker.spool.recovery import SET_ASIDE, recover, set_aside

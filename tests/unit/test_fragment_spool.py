@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gazette_platform.broker.spool import files, spool as module
-from gazette_platform.broker.spool.files import COMPRESS_BATCH_BYTES, CompressedForm, SpoolFile
+from gazette_platform.broker.spool import disk, spool as module
+from gazette_platform.broker.spool.disk import COMPRESS_BATCH_BYTES, CompressedForm, SpoolFile
 from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.codecs import decompressor
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
@@ -73,9 +73,9 @@ def make(tmp_path):
 @pytest.fixture
 def small_batches(monkeypatch):
     """Compression works in batches of ten bytes."""
-    for one in (module, files):
+    for one in (module, disk):
         monkeypatch.setattr(one, "COMPRESS_BATCH_BYTES", 10)
-    monkeypatch.setattr(files, "_local", files.threading.local())
+    monkeypatch.setattr(disk, "_local", disk.threading.local())
 
 
 # ------------------------------------------------------------------------------------- committing

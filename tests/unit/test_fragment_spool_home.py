@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from spool_files import crash_home, put, state_of
 
-from gazette_platform.broker.spool import files as spool_files, home as spool_home
-from gazette_platform.broker.spool.files import birth_ns, finish_closing, write_all
+from gazette_platform.broker.spool import disk as spool_disk, home as spool_home
+from gazette_platform.broker.spool.disk import birth_ns, finish_closing, write_all
 from gazette_platform.broker.spool.head_records import BLOCK_BYTES, TenureHeader
 from gazette_platform.broker.spool.home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
 from gazette_platform.broker.spool.recovery import recover
@@ -154,13 +154,13 @@ def test_a_copy_that_got_the_inode_of_its_original_is_still_one(make, again, mon
     born = birth_ns(home._lock_fd)
     assert born > 0
     crash_home(home)
-    monkeypatch.setattr(spool_files, "birth_ns", lambda _: born + 1)
+    monkeypatch.setattr(spool_disk, "birth_ns", lambda _: born + 1)
     (found,) = again()
     assert found.is_copied
 
 
 def test_birth_is_unknown_where_the_system_does_not_say(monkeypatch, tmp_path):
-    monkeypatch.setattr("gazette_platform.broker.spool.files.ctypes.CDLL", lambda _: object())
+    monkeypatch.setattr("gazette_platform.broker.spool.disk.ctypes.CDLL", lambda _: object())
     assert birth_ns(0) == 0
     monkeypatch.undo()
     assert birth_ns(-1) == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gazette_platform.broker.spool.files import write_all
+from gazette_platform.broker.spool.disk import write_all
 from gazette_platform.broker.spool.head_records import SLOT_BYTES, FragmentState, slot_at
 from gazette_platform.broker.spool.home import Owner, SpoolHome, boot_id, free_homes
 from gazette_platform.broker.spool.recovery import recover

@@ -15,8 +15,8 @@ from h2_server_bench import SERVICE, Bench
 
 from gazette_platform.errors import SetupError
 from gazette_platform.serving.auth import TlsMaterial
-from gazette_platform.serving.h2.call import Call
 from gazette_platform.serving.h2.frames import LIMITS
+from gazette_platform.serving.h2.server_call import Call
 from gazette_platform.serving.interface import Code
 from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.waiting import eventually, patient, turns

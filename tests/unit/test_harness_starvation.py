@@ -111,3 +111,17 @@ def test_worst_half_minute_decides():
     assert watch.cause() == ""
     watch.stalls.append(Stall("machine", begin, begin + 20))
     assert watch.cause().startswith("the machine stood still for 20.0 of 30 s")
+
+
+def test_a_sample_that_arrives_while_strain_is_measured_does_no_harm():
+    watch = MachineWatch()
+
+    class Sampled(float):
+        """A time during whose comparison the next sample arrives, as from the thread that reads them."""
+
+        def __gt__(self, other):
+            watch._samples.append((2.0, 1.0, 3.0))
+            return float(self) > other
+
+    watch._samples.extend([(Sampled(1.0), 1.0, 3.0)] * 2)
+    assert watch.strain(0.0, 1.5).ready == 3.0

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.lake.raw.applying import (
     SpecFile,
@@ -17,7 +18,7 @@ from gazette_platform.lake.raw.tables import table_definition
 from gazette_platform.lake.spec.folder import specs_by_file
 from gazette_platform.lake.spec.layout import Layout, StoreRoots, expected_layout, expected_location
 from gazette_platform.lake.spec.table_spec import parse_table_spec
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol import CompressionCodec
 
 SPEC = """name: shop.orders
 selector: name:prefix=orders/
@@ -30,14 +31,7 @@ ROOTS = StoreRoots({"file:///": "file:///f/"})
 
 
 def journal(name, *, codec=CompressionCodec.GZIP, stores=("file:///",), template=""):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=codec,
-        stores=stores,
-        refresh_interval_ns=60_000_000_000,
-        path_postfix_template=template,
-    )
-    return JournalSpec(name=name, replication=1, fragment=fragment)
+    return journal_spec(name, codec=codec, stores=stores, refresh_s=60, postfix=template)
 
 
 def file(name, text=SPEC, folder="/nonexistent"):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from journal_specs import journal_spec
 
 from gazette_platform.errors import LakeError, SchemaMismatch
 from gazette_platform.lake.inference.infer import infer_spec
@@ -14,21 +15,14 @@ from gazette_platform.lake.reading.check import check_sample
 from gazette_platform.lake.reading.values import JsonScanner
 from gazette_platform.lake.spec.rules import COLUMNS_MAX
 from gazette_platform.lake.spec.table_spec import parse_table_spec
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol import CompressionCodec
 
 NAME, SELECTOR = "shop.orders", "name:prefix=orders/"
 INTO_HOURS = 'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}'
 
 
 def journal(name="orders/region=eu", template=""):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.GZIP,
-        stores=("file:///",),
-        refresh_interval_ns=60_000_000_000,
-        path_postfix_template=template,
-    )
-    return JournalSpec(name=name, replication=1, fragment=fragment)
+    return journal_spec(name, codec=CompressionCodec.GZIP, refresh_s=60, postfix=template)
 
 
 def inferred(*records, journals=()):

@@ -21,7 +21,7 @@ from spool_files import put, state_of
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.spool import head_records
 from gazette_platform.broker.spool.digester import Digester
-from gazette_platform.broker.spool.files import finish_closing
+from gazette_platform.broker.spool.disk import finish_closing
 from gazette_platform.broker.spool.home import Owner, SpoolHome, free_homes
 from gazette_platform.broker.spool.journal_spool import JournalSpool
 from gazette_platform.broker.spool.recovery import recover

@@ -6,7 +6,7 @@ from gazette_platform.client import FragmentListing
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.spec.layout import ASIDE
 from gazette_platform.lake.spec.table_spec import Partition, TableSpec
-from gazette_platform.lake.typed.planning.row_ranges import fragments_of
+from gazette_platform.lake.typed.runs.backfilling import fragments_of
 from gazette_platform.protocol import Fragment
 
 PARTITIONS = (Partition(name="hour", type="int"), Partition(name="day", type="date", alias="Flown"))

@@ -31,7 +31,7 @@ from gazette_platform.broker.append.batch import (
     not_ours,
     refuse,
 )
-from gazette_platform.broker.spool.files import DiskFull
+from gazette_platform.broker.spool.disk import DiskFull
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops import tracing
 from gazette_platform.ops.faults import Faults, backoff_s

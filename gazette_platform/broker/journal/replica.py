@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.epochs import Holder
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.broker.peers import PeerStream
-    from gazette_platform.broker.spool.files import CompletedSpool
+    from gazette_platform.broker.spool.disk import CompletedSpool
     from gazette_platform.broker.spool.spool import Spool
     from gazette_platform.protocol import EtcdHeader, LabelSet, ProcessId, Route
     from gazette_platform.stores import ActiveStore

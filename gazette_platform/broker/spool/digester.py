@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.spool.files import COMPRESS_BATCH_BYTES
+from gazette_platform.broker.spool.disk import COMPRESS_BATCH_BYTES
 from gazette_platform.broker.spool.spool import LAG_BYTES_MAX
 from gazette_platform.ops.tasks import run_in
 from gazette_platform.serving.interface import Code, RpcFailed
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from concurrent.futures import Executor
 
-    from gazette_platform.broker.spool.files import CompletedSpool
+    from gazette_platform.broker.spool.disk import CompletedSpool
     from gazette_platform.broker.spool.port import JournalPort
     from gazette_platform.broker.spool.recovery import RecoveredFragment
     from gazette_platform.broker.spool.spool import Spool

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from gazette_platform.broker.spool import head_records
-from gazette_platform.broker.spool.files import (
+from gazette_platform.broker.spool.disk import (
     FILE_MODE,
     FOLDER_MODE,
     FULL,

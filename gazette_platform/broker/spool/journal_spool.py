@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.spool.digester import DISK_RETRY_S, Closing, Digester
-from gazette_platform.broker.spool.files import FULL, SLOW_S, DiskFull, DiskPace, not_kept
+from gazette_platform.broker.spool.disk import FULL, SLOW_S, DiskFull, DiskPace, not_kept
 from gazette_platform.broker.spool.recovery import RecoveredTenure
 from gazette_platform.broker.spool.spool import LAG_BYTES_MAX, Spool
 from gazette_platform.ops.faults import Faults

@@ -28,7 +28,7 @@ from gazette_platform.broker.etcd_records import (
     write_record,
 )
 from gazette_platform.broker.spool.comparison import Comparison
-from gazette_platform.broker.spool.files import CompletedSpool, finish_closing, remove_fragment
+from gazette_platform.broker.spool.disk import CompletedSpool, finish_closing, remove_fragment
 from gazette_platform.broker.spool.recovery import set_aside
 from gazette_platform.broker.spool.verdicts import (
     Evidence,

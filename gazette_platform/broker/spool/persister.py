@@ -27,7 +27,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.broker.spool.files import CompressedForm
+from gazette_platform.broker.spool.disk import CompressedForm
 from gazette_platform.errors import (
     AccessDenied,
     GazetteError,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from gazette_platform.broker.spool.files import CompletedSpool
+    from gazette_platform.broker.spool.disk import CompletedSpool
     from gazette_platform.fragment.index import FragmentLister, Index
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults

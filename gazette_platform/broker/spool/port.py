@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from gazette_platform.broker.epochs import GoOn, Holder
     from gazette_platform.broker.peers import PeerStream
-    from gazette_platform.broker.spool.files import CompletedSpool
+    from gazette_platform.broker.spool.disk import CompletedSpool
     from gazette_platform.broker.spool.spool import Spool
     from gazette_platform.fragment.index import Index
     from gazette_platform.protocol import (

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from gazette_platform.broker.etcd_records import own_member_key, own_members_prefix
 from gazette_platform.broker.spool import head_records
-from gazette_platform.broker.spool.files import (
+from gazette_platform.broker.spool.disk import (
     COMPRESS_BATCH_BYTES,
     SpoolFile,
     make_private,

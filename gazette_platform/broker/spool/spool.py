@@ -19,7 +19,7 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Protocol, Self, final
 
-from gazette_platform.broker.spool.files import (
+from gazette_platform.broker.spool.disk import (
     COMPRESS_BATCH_BYTES,
     CompletedSpool,
     CompressedForm,

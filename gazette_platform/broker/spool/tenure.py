@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
 from gazette_platform.broker.spool import head_records
-from gazette_platform.broker.spool.files import (
+from gazette_platform.broker.spool.disk import (
     SpoolFile,
     finish_closing,
     remove_fragment,

@@ -187,8 +187,6 @@ _OPTION = typer.Option(
     help="Labels of the journals, as in 'name:prefix=a/, env in (dev, test), !private'.",
 )
 
-Selector = Annotated[str, _OPTION]
-
 SelectorOrNames = Annotated[str | None, _OPTION]
 """Of commands that take names as well. An empty selector is one, and matches all."""
 

@@ -67,7 +67,6 @@ _MESSAGE = Struct(">IBIBI")
 _GREETED = Struct(f">IBI{len(_HEADERS)}sIBIBI")
 _GREETING = Struct(f">IBI{len(_HEADERS)}s")
 _ENDING = Struct(f">IBI{len(_TRAILERS)}s")
-TRAILERS_BYTES: Final = _ENDING.size
 
 # Of what gRPC's own implementations leave as it is.
 _PERCENT: Final = {

@@ -16,10 +16,10 @@ from typing_extensions import override
 from gazette_platform.errors import TransportError
 from gazette_platform.serving.auth import http2_context
 from gazette_platform.serving.h2 import frames as default
-from gazette_platform.serving.h2.call import Call, method_of
 from gazette_platform.serving.h2.carrier import WRITE_BYTES, Carrier, Deadlines
 from gazette_platform.serving.h2.frames import REPORT_BYTES, ErrorCode, UnreadBudget
 from gazette_platform.serving.h2.responses import Status
+from gazette_platform.serving.h2.server_call import Call, method_of
 from gazette_platform.serving.h2.server_machine import Requests
 from gazette_platform.serving.interface import ASK_AGAIN, Kind
 from gazette_platform.serving.servicers import rpcs_of
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.auth import TlsMaterial
     from gazette_platform.serving.calls import CallMetrics
-    from gazette_platform.serving.h2.call import Method
     from gazette_platform.serving.h2.frames import Limits
+    from gazette_platform.serving.h2.server_call import Method
     from gazette_platform.serving.h2.server_machine import Request
     from gazette_platform.serving.interface import Rpc
 

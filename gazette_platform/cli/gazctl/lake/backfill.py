@@ -29,9 +29,13 @@ from gazette_platform.cli.program import EXIT_FAILED
 from gazette_platform.errors import TableFenced, TypedRolledBack, ValidationError
 from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.checks.status import progress_of_table
-from gazette_platform.lake.typed.planning.row_ranges import fragments_of
 from gazette_platform.lake.typed.runs.amending import Quarantined, Reprocessor, require_no_key
-from gazette_platform.lake.typed.runs.backfilling import BackfillReport, BackfillRunner, Wanted
+from gazette_platform.lake.typed.runs.backfilling import (
+    BackfillReport,
+    BackfillRunner,
+    Wanted,
+    fragments_of,
+)
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.lake.typed.tables.rollback import (

@@ -1,13 +1,9 @@
-"""Rows that are to be removed from a table: by journal, those that begin in ranges of offsets. Pure.
-
-Fragments of a Hive partition of the raw table, as backfills take them. Pure.
-"""
+"""Rows that are to be removed from a table: by journal, those that begin in ranges of offsets. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from enum import Enum, auto
-from functools import cache
 from typing import TYPE_CHECKING, Final, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -15,18 +11,14 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyiceberg.conversions import from_bytes
 from pyiceberg.types import LongType
 
-from gazette_platform.lake.spec.layout import Layout, PartitionColumn, home_directory
-from gazette_platform.lake.spec.table_spec import Partition
 from gazette_platform.protocol.offsets import merge_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
 
-    from gazette_platform.client import FragmentListing
-    from gazette_platform.lake.spec.table_spec import TableSpec
 
 _Range = tuple[int, int]
 # Offsets are not below 0: an empty range before all others of a journal, so that none of another one reaches into it.
@@ -127,32 +119,3 @@ def _touches(ranges: Sequence[_Range], low: int, high: int) -> bool:
 def _holds(ranges: Sequence[_Range], low: int, high: int) -> bool:
     index = bisect_right(ranges, low, key=lambda span: span[0]) - 1
     return index >= 0 and high < ranges[index][1]
-
-
-def fragments_of(raw: TableSpec, values: Mapping[str, str]) -> Callable[[FragmentListing], bool]:
-    """Whether a fragment is in a partition with these values.
-
-    Args:
-        raw: of the raw table.
-        values: by partition column, as paths or engines write them; those of other columns do not matter.
-
-    Returns: asked of stored fragments. It raises LakeError, if a value is not of its column's type.
-    """
-    described = {partition.name: partition for partition in raw.partitions}
-    wanted = {name.lower(): value for name, value in values.items()}
-
-    def column_of(key: str) -> PartitionColumn:
-        found = described.get(key, Partition(name=key))
-        return PartitionColumn(key=key, column=found.column, type=found.type)
-
-    @cache
-    def is_wanted(directory: str) -> bool:
-        layout = Layout.of_directory(directory)
-        texts = dict(zip(map(column_of, layout.keys), layout.match(directory), strict=True))
-        found = {column.column: (column, text) for column, text in texts.items()}
-        return all(
-            name in found and found[name][0].value(found[name][1]) == found[name][0].value(value)
-            for name, value in wanted.items()
-        )
-
-    return lambda listing: is_wanted(home_directory(listing.fragment))

@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from gazette_platform.client import FragmentListing
 from gazette_platform.errors import DataError, LakeError, OffsetJump, TableFenced
 from gazette_platform.lake.iceberg.catalog import Loaded
+from gazette_platform.lake.spec.layout import Layout, PartitionColumn, home_directory
+from gazette_platform.lake.spec.table_spec import Partition
 from gazette_platform.lake.typed.planning.ranges import (
     Limits,
     held_ranges,
@@ -388,3 +390,32 @@ class _Backfill:
             behind=plan.behind,
             seconds=seconds,
         )
+
+
+def fragments_of(raw: TableSpec, values: Mapping[str, str]) -> Callable[[FragmentListing], bool]:
+    """Whether a fragment is in a partition with these values.
+
+    Args:
+        raw: of the raw table.
+        values: by partition column, as paths or engines write them; those of other columns do not matter.
+
+    Returns: asked of stored fragments. It raises LakeError, if a value is not of its column's type.
+    """
+    described = {partition.name: partition for partition in raw.partitions}
+    wanted = {name.lower(): value for name, value in values.items()}
+
+    def column_of(key: str) -> PartitionColumn:
+        found = described.get(key, Partition(name=key))
+        return PartitionColumn(key=key, column=found.column, type=found.type)
+
+    @cache
+    def is_wanted(directory: str) -> bool:
+        layout = Layout.of_directory(directory)
+        texts = dict(zip(map(column_of, layout.keys), layout.match(directory), strict=True))
+        found = {column.column: (column, text) for column, text in texts.items()}
+        return all(
+            name in found and found[name][0].value(found[name][1]) == found[name][0].value(value)
+            for name, value in wanted.items()
+        )
+
+    return lambda listing: is_wanted(home_directory(listing.fragment))

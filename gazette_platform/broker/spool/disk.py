@@ -1,4 +1,4 @@
-"""The files of spools: shared by all who hold them, compressed in batches, closed, and what a bad disk means.
+"""Spools on a disk: files that are shared by all who hold them, folders, which disk these are on, and what a bad disk means.
 
 A `SpoolFile` stays open until its last holder releases it: readers that stream, the open spool, and a
 `CompletedSpool` on its way to the store need not know of each other. `DiskPace` says whether the event loop may
