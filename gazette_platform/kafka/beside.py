@@ -72,10 +72,10 @@ class BrokerWithKafka:
                 auth_keys=served.auth_keys,
             ),
             auth=broker.context.auth,
-            tls=served.server_tls.server_context() if served.server_cert_file else None,
             clock=SystemClock(),
             faults=self.faults,
             broker=broker.context.process_id.name,
+            tls=None if served.server_cert_file is None else served.server_tls.server_context(),
         )
         await self.kafka.start()
         return self.kafka

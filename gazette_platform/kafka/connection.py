@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import struct
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from gazette_platform.errors import GazetteError
 from gazette_platform.kafka.access import DECIDED, LOGIN, SASL_AUTHENTICATE, Access
@@ -114,6 +114,8 @@ class Connection:
     def leave(self) -> None:
         """Take no more requests; `run` ends when what was taken is answered."""
         self._is_leaving = True
+        # Nothing may come after an end.
+        cast("asyncio.Transport", self._writer.transport).pause_reading()
         self._reader.feed_eof()
 
     async def run(self) -> None:

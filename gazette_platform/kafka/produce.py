@@ -102,9 +102,12 @@ class Produce:
                 (batch.producer_id, batch.epoch),
                 partition.journal,
             )
+        records = batch.records()
+        if len(records) != batch.count:
+            raise KafkaError(ErrorCode.invalid_record, "a batch does not have all of its records")
         stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
         now_ms = int(self._gateway.clock.unix_s() * 1000)
-        lines = encode_batch(partition.form, batch, stamp, batch.count, now_ms)
+        lines = encode_batch(partition.form, records, stamp, now_ms)
         clocks = (stamp.clock, stamp.end(batch.count)) if batch.is_transactional else (0, 0)
         pending = Pending(lines, claim, clocks, find)
         lane.put(pending)

@@ -26,8 +26,8 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.serving.sockets import BACKLOG, listen
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Sequence
+    from ssl import SSLContext
 
     from gazette_platform.client import ClientConfig
     from gazette_platform.etcd import EtcdClient, Lease
@@ -71,7 +71,7 @@ class KafkaServer:
         lease: Lease,
         brokers: ClientConfig,
         auth: Authenticator,
-        tls: ssl.SSLContext | None,
+        tls: SSLContext | None,
         clock: Clock,
         faults: Faults,
         broker: str = "",
