@@ -75,7 +75,7 @@ class Access:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the token expires, and the time by which clocks may differ; None: never."""
+        """Seconds until the token expires. They count the difference that clocks may have. None: never."""
         return None if self._claims is None else self._auth.remaining_s(self._claims)
 
     @property
@@ -131,7 +131,7 @@ class Access:
             raise _topic_error(capability, partition.topic)
 
     def check_new(self, capability: Capability, topic: str, prefix: str) -> None:
-        """Of a topic that does not exist: what the client is told of it must not depend on that.
+        """Ask for a topic that does not exist, so that the answer does not show whether it does.
 
         Args:
             prefix: of journals of topics that clients make.
@@ -149,7 +149,7 @@ class Access:
             raise _topic_error(Capability.APPLY, topic)
 
     def sees(self, topic: Topic, *, named: bool = True) -> bool:
-        """Whether the client may know of a topic.
+        """Whether the client may see a topic.
 
         Args:
             named: the client names it, so whoever may do anything with it is answered; otherwise it takes LIST.

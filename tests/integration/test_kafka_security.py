@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_wire import WireClient, batch_of, gateway_of
 from kio.schema.errors import ErrorCode
 
+from gazette_platform.kafka.access import DECIDED
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import LabelSelector
 from gazette_platform.protocol.auth import LEEWAY_S, Capability, Claims, KeyRing
@@ -156,7 +157,8 @@ async def test_reader_reads_and_does_not_append(gateway):
     async with AIOKafkaProducer(**options(gateway, token(READER))) as producer:
         with pytest.raises(TopicAuthorizationFailedError):
             await producer.send_and_wait("flights", b"{}")
-    creation = AdminClient(config).create_topics([NewTopic("more", 1, 1)])["more"]
+    admin = AdminClient(config)
+    creation = admin.create_topics([NewTopic("more", 1, 1)])["more"]
     with pytest.raises(Exception, match="TOPIC_AUTHORIZATION_FAILED"):
         await asyncio.to_thread(creation.result, patient(WAIT_S))
 
@@ -203,6 +205,7 @@ async def log_in(wire, bearer):
 
 
 async def test_nothing_is_served_before_the_login(gateway):
+    assert gateway._apis.keys() == DECIDED  # each handler asks what the client may do
     for api in gateway._apis.values():
         if api.key not in (17, 18, 36):
             async with WireClient.to(gateway.port) as wire:
