@@ -1,22 +1,19 @@
-"""Who a client of Kafka is, and what it may do: SaslHandshake, SaslAuthenticate, and the questions that handlers ask.
+"""What a client of Kafka may do: its token, and the questions that handlers ask.
 
-The password of PLAIN and the bearer token of OAUTHBEARER are tokens as brokers take them. The gateway calls brokers with a token
-of its own that is good for everything, so what a client may not do is refused here or nowhere: `DECIDED` names the requests
-whose handlers ask, and no other is served while there are keys.
+The gateway calls brokers with a token of its own that is good for everything, so what a client may not do is refused here or
+nowhere.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.kafka.failures import KafkaError
 from gazette_platform.kafka.topics import PARTITION, TOPIC
-from gazette_platform.kafka.wire import API_VERSIONS, Api, Malformed
 from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.auth import Capability, Unauthenticated
 
@@ -24,24 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gazette_platform.kafka.topics import Partition, Topic
-    from gazette_platform.kafka.wire import Call
     from gazette_platform.protocol import JournalSpec
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.auth import Authenticator
 
-_log = logging.getLogger(__name__)
+MECHANISMS: Final = ("PLAIN", "OAUTHBEARER")
+"""Of SASL."""
 
-SASL_HANDSHAKE: Final = 17
-SASL_AUTHENTICATE: Final = 36
-LOGIN: Final = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
-"""Requests that are served before a client has logged in."""
-
-DECIDED: Final = LOGIN | frozenset(
-    (*range(4), *range(8, 17), 19, 20, *range(22, 27), 28, 32, 37, 42, 47, 60, 65, 66)
-)
-"""Requests whose handlers ask `Access` what the client may do."""
-
-_MECHANISMS: Final = ("PLAIN", "OAUTHBEARER")
 _PLAIN_PARTS: Final = 3
 SEEN_BY: Final = Capability.LIST | Capability.READ | Capability.APPEND | Capability.APPLY
 """Any of these, for a topic that the client names."""
@@ -111,7 +97,7 @@ class Access:
     @property
     def _now(self) -> Claims:
         if self._claims is None:
-            raise Malformed(self.why)
+            raise KafkaError(ErrorCode.sasl_authentication_failed, self.why)
         return self._claims
 
     def may(self, capability: Capability, spec: JournalSpec) -> bool:
@@ -171,14 +157,6 @@ class Access:
             raise KafkaError(code, f"the token lacks the capability {capability.name}{extent}")
 
 
-def check_group(
-    call: Call, capability: Capability = Capability.READ, *, of_all: bool = False
-) -> None:
-    """Raises: KafkaError: the client may do nothing with groups, or not this with groups of others."""
-    code = ErrorCode.group_authorization_failed
-    call.peer.access.check_any(capability, code, of_all=of_all)
-
-
 def _topic_error(capability: Capability, topic: str) -> KafkaError:
     text = f"the token does not allow {capability.name} for topic {topic}"
     return KafkaError(ErrorCode.topic_authorization_failed, text)
@@ -209,45 +187,3 @@ def _read_bearer(content: bytes) -> tuple[str, str]:
             user = head.partition("a=")[2].rstrip(",")
             return user, token.strip()
     raise Unauthenticated("expected auth=Bearer and a token")
-
-
-@final
-class Login:
-    """Answers SaslHandshake and SaslAuthenticate."""
-
-    @property
-    def apis(self) -> Iterable[Api]:
-        """The calls that it answers."""
-        yield Api(SASL_HANDSHAKE, "sasl_handshake", 0, 1, self._handshake)
-        yield Api(SASL_AUTHENTICATE, "sasl_authenticate", 0, 2, self._authenticate)
-
-    async def start(self) -> None:
-        """Nothing to begin."""
-
-    async def stop(self) -> None:
-        """Nothing to end."""
-
-    async def _handshake(self, call: Call) -> Any:
-        access, mechanism = call.peer.access, call.request.mechanism
-        code = ErrorCode.none
-        if mechanism in _MECHANISMS:
-            access.mechanism, access.is_raw = mechanism, call.version == 0
-        else:
-            code = ErrorCode.unsupported_sasl_mechanism
-        return call.new("SaslHandshakeResponse", error_code=code, mechanisms=_MECHANISMS)
-
-    async def _authenticate(self, call: Call) -> Any:
-        access = call.peer.access
-        code, text = ErrorCode.none, None
-        try:
-            call.peer.principal = access.log_in(call.request.auth_bytes)
-        except Unauthenticated as err:
-            code, text = ErrorCode.sasl_authentication_failed, str(err)
-            _log.warning("Kafka client %s may not log in: %s", call.peer.host, err)
-        return call.new(
-            "SaslAuthenticateResponse",
-            error_code=code,
-            error_message=text,
-            auth_bytes=b"",
-            session_lifetime=access.lifetime,
-        )

@@ -13,7 +13,8 @@ import struct
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from gazette_platform.errors import GazetteError
-from gazette_platform.kafka.access import DECIDED, LOGIN, SASL_AUTHENTICATE, Access
+from gazette_platform.kafka.access import Access
+from gazette_platform.kafka.login import DECIDED, LOGIN, SASL_AUTHENTICATE
 from gazette_platform.kafka.wire import (
     API_VERSIONS,
     SIZE_BYTES,

@@ -8,13 +8,13 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.client import AsyncClient
-from gazette_platform.kafka.access import Login
 from gazette_platform.kafka.admin import Admin
 from gazette_platform.kafka.connection import Budget, Connection
 from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
 from gazette_platform.kafka.group_store import GroupStore
 from gazette_platform.kafka.lanes import Lanes
+from gazette_platform.kafka.login import Login
 from gazette_platform.kafka.metadata import Metadata
 from gazette_platform.kafka.offsets import Offsets
 from gazette_platform.kafka.produce import Produce

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, final
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import Fenced, GazetteError
-from gazette_platform.kafka.access import check_group
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.group_coordinator import GroupCoordinator
 from gazette_platform.kafka.group_offsets import GroupOffsets, checked_offsets, offset_answers
 from gazette_platform.kafka.live_groups import LiveGroups
 from gazette_platform.kafka.live_transactions import LiveTransactions
+from gazette_platform.kafka.login import check_group
 from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.transactions import (
     TxnState,
