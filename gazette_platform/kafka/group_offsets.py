@@ -254,11 +254,12 @@ class GroupOffsets:
                 for one in topic.partitions:
                     is_busy = busy is None or topic.name in busy
                     error = ErrorCode.group_subscribed_to_topic if is_busy else ErrorCode.none
-                    partition = self._gateway.topics.known(topic.name, one.partition_index)
-                    if partition is not None:
-                        spec = partition.listing.spec
-                        if not call.peer.access.may(Capability.READ, spec):
-                            error = ErrorCode.topic_authorization_failed
+                    try:
+                        await self._gateway.partition(
+                            call.peer, Capability.READ, topic.name, one.partition_index
+                        )
+                    except KafkaError as err:
+                        error = err.code
                     errors[topic.name, one.partition_index] = error
                     if error is ErrorCode.none:
                         changes.setdefault(topic.name, {})[one.partition_index] = None

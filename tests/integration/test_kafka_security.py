@@ -115,6 +115,13 @@ def consume(config, topic):
         consumer.close()
 
 
+def consume_nothing(config, topic):
+    """Commit an offset of a group."""
+    consumer = Consumer({**config, "group.id": "g"})
+    consumer.commit(offsets=[Place(topic, 0, 0)], asynchronous=False)
+    consumer.close()
+
+
 @pytest.mark.parametrize("mechanism", ["PLAIN", "OAUTHBEARER"])
 async def test_both_clients_log_in_by_both_mechanisms(gateway, mechanism):
     config = settings(gateway, token(), mechanism)
@@ -350,3 +357,23 @@ async def test_port_has_the_certificate_of_the_broker(local_brokers, tmp_path, a
         async with AIOKafkaProducer(**options(gateway, token()) | tls) as producer:
             await producer.send_and_wait("flights", b'{"by":"aiokafka"}')
         await refused(KafkaConnectionError, options(gateway, token()))  # a plain client
+
+
+async def test_offset_is_deleted_by_readers_of_its_topic_alone(gateway):
+    await asyncio.to_thread(consume_nothing, settings(gateway, token()), "secret")
+    topics = next(part._gateway.topics for part in gateway.parts if hasattr(part, "_gateway"))
+    for bearer, code in (
+        (token(READER, "name:prefix=topic/flights/"), ErrorCode.topic_authorization_failed),
+        (token(READER), ErrorCode.none),
+    ):
+        topics.forget()  # so that no listing is at hand, which says whose they are
+        async with wire_of(gateway, bearer) as wire:
+            part = wire.entity(
+                "offset_delete", 0, "OffsetDeleteRequestPartition", partition_index=0
+            )
+            topic = wire.entity(
+                "offset_delete", 0, "OffsetDeleteRequestTopic", name="secret", partitions=(part,)
+            )
+            answer = await wire.call("offset_delete", 0, group_id="g", topics=(topic,))
+        assert answer.error_code is ErrorCode.none
+        assert answer.topics[0].partitions[0].error_code is code
