@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from gazette_platform.errors import GazetteError, ValidationError, status_error
@@ -49,6 +46,8 @@ FRAGMENTS_MAX: Final = 500
 _ONE_S: Final = 3.0
 _CALL_S: Final = 10.0
 _AT_A_TIME: Final = 8
+_PEERS_AT_A_TIME: Final = 64
+_FRESH_S: Final = 5.0
 
 # Later than any fragment is stored. Fragments in spools have no time yet, and pass as well (`FragmentsApi`).
 _NOT_STORED: Final = 1 << 40
@@ -290,29 +289,54 @@ class History:
     def _sample(self, late_s: float) -> tuple[float, ...]:
         now = self._vitals()
         numbers = (now["appended_bytes"], now["appends"], now["unpersisted_bytes"])
-        return (
-            round(self._clock.now().timestamp(), 3),
-            *numbers,
-            round(time.process_time(), 3),
-            round(late_s, 4),
-        )
+        return now["at"], *numbers, now["cpu_s"], round(late_s, 4)
 
     def all(self) -> dict[str, Any]:
         """Return what is known now, and the samples.
 
         Each has the Unix second, appended bytes, appends, unpersisted bytes, seconds of CPU, and how late it was.
         """
-        vitals = {**self._vitals(), "memory_bytes": memory_bytes()}
-        return {"vitals": vitals, "samples": [*self._samples], "every_s": self.EVERY_S}
+        return {"vitals": {**self._vitals()}, "samples": [*self._samples], "every_s": self.EVERY_S}
 
 
-def memory_bytes() -> int:
-    """Return the resident memory of this process; 0 where the system does not say."""
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+@final
+class PeerVitals:
+    """What other brokers have done and hold. Pages that ask within some seconds share the answers.
+
+    Args:
+        ask: a broker, by its endpoint.
+    """
+
+    def __init__(self, ask: Callable[[str], Awaitable[Mapping[str, float]]]) -> None:
+        self._ask = ask
+        self._clock = SystemClock()
+        self._turn = asyncio.Lock()
+        self._known: dict[str, Mapping[str, float] | str] = {}
+        self._asked_at = -_FRESH_S
+
+    async def of(self, endpoints: Sequence[str]) -> Mapping[str, Mapping[str, float] | str]:
+        """Return vitals by endpoint, or why a broker does not report them. Cancellation: safe."""
+        async with self._turn:
+            if self._clock.monotonic() - self._asked_at >= _FRESH_S or {*endpoints} - {
+                *self._known
+            }:
+                self._known = dict(
+                    await side_by_side(self._one, endpoints, at_a_time=_PEERS_AT_A_TIME)
+                )
+                self._asked_at = self._clock.monotonic()
+            return self._known
+
+    async def _one(self, endpoint: str) -> tuple[str, Mapping[str, float] | str]:
+        try:
+            async with asyncio.timeout(_ONE_S):
+                return endpoint, await self._ask(endpoint)
+        except RpcFailed as err:
+            is_gazette = err.code is Code.UNIMPLEMENTED
+            return endpoint, "a broker of Gazette reports none" if is_gazette else err.text
+        except TimeoutError:
+            return endpoint, f"no answer within {_ONE_S:g} s"
+        except GazetteError as err:
+            return endpoint, str(err)
 
 
 def _check(response: Any, journal: str) -> None:

@@ -11,7 +11,7 @@ scripts, styles and connections of other origins, and frames.
 | ``POST api/stores`` ``{"stores": […]}`` | their health |
 | ``GET api/journal?name=`` | its spec as YAML |
 | ``GET api/fragments?name=&token=&since=&limit=`` | a page of its fragments |
-| ``GET api/brokers`` | the brokers of the cluster, and the last hour of each |
+| ``GET api/brokers`` | the brokers of the cluster with their vitals, and the last hour of this one |
 | ``GET api/shards`` | shards of the consumers that the broker knows |
 | ``POST api/progress`` ``{"consumer": …, "shards": […]}`` | how far they are |
 | ``POST api/unassign`` ``{"consumer": …, "shard": …}`` | the one change that the console makes |
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 import orjson
 from aiohttp import web
 
-from gazette_platform.console.calls import BrokerCalls, History
+from gazette_platform.console.calls import BrokerCalls, History, PeerVitals
 from gazette_platform.console.elsewhere import Consumers, Lake
 from gazette_platform.errors import GazetteError, StatusError, ValidationError
 from gazette_platform.protocol.auth import Capability, Forbidden, Unauthenticated
@@ -71,6 +71,10 @@ class Service(Protocol):
 
     def vitals(self) -> Mapping[str, float]:
         """What the broker has done and holds."""
+        ...
+
+    async def peer_vitals(self, endpoint: str) -> Mapping[str, float]:
+        """The vitals of another broker. Raises: RpcFailed."""
         ...
 
     def claims(self, metadata: Metadata, required: Capability) -> Claims:
@@ -119,6 +123,7 @@ class _Console(RestRoutes):
         self._consumers = Consumers(config)
         self._lake = Lake(config)
         self._history = History(service.vitals)
+        self._peers = PeerVitals(service.peer_vitals)
         tasks.spawn(self._history.run(), name="console")
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -203,6 +208,11 @@ class _Console(RestRoutes):
 
     async def _brokers(self, _: web.Request, metadata: Metadata) -> Any:
         brokers = await self._calls.brokers(metadata)
+        peers = [one["endpoint"] for one in brokers if not one["is_own"]]
+        found = {**await self._peers.of(peers), self._service.endpoint: self._service.vitals()}
+        for one in brokers:
+            vitals = found.get(one["endpoint"], "")
+            one["error" if isinstance(vitals, str) else "vitals"] = vitals
         return {"brokers": brokers, "own": self._history.all()}
 
     async def _shards(self, _: web.Request, metadata: Metadata) -> Any:

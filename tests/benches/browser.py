@@ -179,6 +179,11 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         await self._call("Emulation.setEmulatedMedia", features=[feature])
 
+    async def resize(self, width: int, height: int) -> None:
+        """Show the page in so many pixels; narrow ones are of a telephone."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        await self._call("Emulation.setDeviceMetricsOverride", **size)
+
     async def unnamed(self) -> list[str]:
         """Roles of what a reader can use, and that has no accessible name."""
         tree = await self._call("Accessibility.getFullAXTree")
@@ -297,8 +302,7 @@ class Browser:
             path: of the file.
             height: of the page, in pixels; its width is 1400.
         """
-        size = {"width": _WIDTH, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        await self._call("Emulation.setDeviceMetricsOverride", **size)
+        await self.resize(_WIDTH, height)
         with suppress(TimeoutError):  # it may be a word of the page
             loaded = "!document.body.innerText.includes('Loading')"
             await self._until(loaded, "its end of loading", _SETTLE_TIMEOUT_S)

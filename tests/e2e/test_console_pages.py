@@ -71,8 +71,14 @@ def server(etcd_server, tmp_path_factory):
     """A broker with many journals. Two have content."""
     folder = tmp_path_factory.mktemp("console")
     flags = (f"--broker.limit={2 * JOURNALS}",)
+    # The lease is long: to create so many journals is work for seconds.
     with BrokerServer(
-        folder, etcd=etcd_server.endpoint, prefix="/console", flags=flags, zone="zone-a"
+        folder,
+        etcd=etcd_server.endpoint,
+        prefix="/console",
+        flags=flags,
+        zone="zone-a",
+        lease_s=20.0,
     ) as server:
         with Client(ClientConfig(address=server.address)) as client:
             names = [f"{MANY}region={n % 10}/part={n:05}" for n in range(JOURNALS)]
@@ -109,6 +115,20 @@ async def picture(browser, name, height=760):
         await browser.screenshot(Path(folder) / f"console-{name}.png", height=height)
 
 
+async def fits_a_telephone(browser):
+    """Only tables scroll sideways there."""
+    await browser.resize(390, 800)
+    await until(browser, "innerWidth === 390")
+    assert await browser.evaluate("document.documentElement.scrollWidth") == 390
+    assert (
+        await browser.evaluate(
+            "(m => m.scrollWidth - m.clientWidth)(document.querySelector('main'))"
+        )
+        == 0
+    )
+    await browser.resize(1400, 1000)
+
+
 async def until(browser, expression):
     await eventually(lambda: browser.evaluate(expression), timeout_s=30, poll_s=0.1)
 
@@ -132,6 +152,7 @@ async def test_journals_are_a_tree_with_their_states(browser, base):
     await browser.wait_for("orders", "zone-a#test-broker", "ok", "B")
     text = await browser.text()
     assert "part=00000" not in text
+    await fits_a_telephone(browser)
     await browser.click("▸region=3/ 1,000")
     await browser.wait_for("part=00003", "part=00013")
     await browser.evaluate("document.querySelector('.grid').scrollTop = 14000")
@@ -207,10 +228,16 @@ async def test_content_is_never_markup(browser, base):
 
 async def test_fragments_and_spec_of_a_journal(browser, base):
     await browser.open(f"{base}#/journal?name=shop%2Forders")
-    await browser.click("Fragments")
+    await browser.wait_for("Messages")
+    await browser.evaluate("document.querySelector('[role=tab][aria-selected=true]').focus()")
+    await browser.press("ArrowRight")
     await browser.wait_for("GZIP", "in spools only", "file:///")
-    await browser.click("Spec")
+    await fits_a_telephone(browser)
+    await browser.press("ArrowRight")
     await browser.wait_for("compression_codec: GZIP", "zone-a#test-broker (primary)")
+    await browser.click("Messages")
+    await browser.wait_for("At offset")
+    await fits_a_telephone(browser)
 
 
 async def test_pages_are_dark_where_the_reader_prefers_that(browser, base):
@@ -295,6 +322,10 @@ async def test_brokers_shards_and_tables_are_shown(browser, watched):
     await browser.wait_for(
         "zone-a#broker-one", "zone-b#broker-two (serves this page)", "Lease", "Appended", "CPU"
     )
+    await browser.wait_for("MiB", "s left", "0 B/s")
+    cells = "[...document.querySelectorAll('main tbody tr')].map(r => r.cells[8].innerText)"
+    assert all("MiB" in memory for memory in await browser.evaluate(cells))
+    await fits_a_telephone(browser)
     await browser.open(f"{base}#/shards")
     await browser.wait_for("shard-000", "shard-003", "PRIMARY", "0 B", "none (wanted: 1)")
     await picture(browser, "shards", height=420)
@@ -306,6 +337,7 @@ async def test_brokers_shards_and_tables_are_shown(browser, watched):
     await consumers.wait_primary("shard-000")
     await browser.open(f"{base}#/tables")
     await browser.wait_for("raw.words", "json", "Dagster")
+    await fits_a_telephone(browser)
     assert await browser.evaluate("[...document.querySelectorAll('main a')].map(a => a.href)") == [
         "http://127.0.0.1:3000/",
         "http://127.0.0.1:3000/assets/raw/words",

@@ -298,6 +298,28 @@ async def test_brokers_are_shown_to_operators(http, broker):
         assert response.status == 403
 
 
+async def test_brokers_report_their_vitals_to_each_other(cluster, http, broker):
+    operator = bearer(ALL | Capability.APPLY)
+    other = await cluster.start(auth_keys=KEY)
+
+    async def vitals():
+        async with http.get("/console/api/brokers", headers=operator) as response:
+            assert response.status == 200, await response.text()
+            return {one["endpoint"]: one for one in (await response.json())["brokers"]}
+
+    found = await vitals()
+    assert found[broker.endpoint]["vitals"].keys() == found[other.endpoint]["vitals"].keys()
+    assert found[other.endpoint]["vitals"]["memory_bytes"] > 1 << 20
+    assert found[other.endpoint]["vitals"]["appended_bytes"] == 0
+    await other._server.stop(grace_s=0.0)
+
+    async def is_missed():
+        one = (await vitals())[other.endpoint]
+        return "vitals" not in one and one["error"]
+
+    assert "connect" in (await eventually(is_missed, timeout_s=30)).lower()
+
+
 async def test_tables_need_a_token_for_all_journals(http, monkeypatch):
     limited = bearer(ALL, "name:prefix=ours/")
     async with http.get("/console/api/tables", headers=limited) as response:

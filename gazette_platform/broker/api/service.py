@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Self, final
@@ -23,7 +24,7 @@ from gazette_platform.broker.api.append_calls import AppendCalls
 from gazette_platform.broker.api.listing import FragmentsApi, ListApi
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.api.routing import Proxy, found_of
-from gazette_platform.broker.peers import TENURE
+from gazette_platform.broker.peers import TENURE, PeerCall
 from gazette_platform.broker.replicate.fsm import (
     Abort,
     Answer,
@@ -40,9 +41,11 @@ from gazette_platform.broker.replicate.pipeline import (
     decode_request,
     encode_answer,
 )
+from gazette_platform.ops.process import resident_bytes
 from gazette_platform.ops.tasks import Interrupt, Interrupted
 from gazette_platform.protocol import HISTORY, Status
 from gazette_platform.protocol.auth import ALL_CLAIMS, Capability
+from gazette_platform.protocol.pb import admin_pb2 as admin_pb
 from gazette_platform.serving.calls import before_expiry, failure_of
 from gazette_platform.serving.interface import Code, Kind, NotTaken, Rpc, RpcFailed
 
@@ -260,6 +263,7 @@ class _Session:
 
 _JOURNAL, _ADMIN = "protocol.Journal", "gazette_platform.Admin"
 _APPEND = "Append"
+_GET_VITALS = f"/{_ADMIN}/GetVitals"
 
 # How the API modules serve a call, without what all calls have in common.
 _Once = Callable[[bytes, "Claims"], Awaitable[tuple[Status, bytes]]]
@@ -345,6 +349,7 @@ class BrokerService:
             self._unary(_ADMIN, "ResetHead", can.APPLY, heads.reset_head),
             self._unary(_ADMIN, "CheckStores", can.APPLY, fragments.check_stores),
             self._unary(_ADMIN, "ListBrokers", can.APPLY, listing.list_brokers),
+            self._unary(_ADMIN, "GetVitals", can.APPLY, self._get_vitals),
             self._unary(_ADMIN, "PutSavepoint", can.APPLY, admin.put_savepoint),
             self._unary(_ADMIN, "GetSavepoint", can.LIST, admin.get_savepoint),
             self._unary(_ADMIN, "ListSavepoints", can.LIST, admin.list_savepoints),
@@ -372,7 +377,21 @@ class BrokerService:
             "replicas": len(replicas),
             "primaries": sum(replica.is_primary for replica in replicas),
             "lease_left_s": context.membership.lease_left_s,
+            "memory_bytes": resident_bytes(),
+            "cpu_s": round(time.process_time(), 3),
+            "at": round(context.clock.now().timestamp(), 3),
         }
+
+    async def _get_vitals(self, raw: bytes, claims: Claims) -> tuple[Status, bytes]:
+        """Serve GetVitals."""
+        del raw, claims  # has no fields, and names no journal
+        return Status.OK, admin_pb.GetVitalsResponse(vitals=self.vitals()).SerializeToString()
+
+    async def peer_vitals(self, endpoint: str) -> dict[str, float]:
+        """The vitals of another broker. Raises: RpcFailed: it does not answer, or is one of Gazette. Cancellation: safe."""
+        call = PeerCall(self._context.peers, endpoint, _GET_VITALS, Capability.APPLY, "")
+        request = admin_pb.GetVitalsRequest().SerializeToString()
+        return {**admin_pb.GetVitalsResponse.FromString(await call.unary(request)).vitals}
 
     @property
     def is_leaving(self) -> bool:

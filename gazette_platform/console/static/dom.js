@@ -1,5 +1,7 @@
 // Elements. Text only ever becomes text: nothing here makes markup of a string.
 
+import { duration } from "./format.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 export function h(tag, properties = {}, ...children) {
@@ -21,7 +23,9 @@ function texts(children) {
 export function table(caption, columns, rows) {
   const head = columns.map(([title, , kind]) => h("th", { scope: "col", class: kind }, title));
   const body = rows.map((row) => h("tr", {}, columns.map(([, cell, kind]) => h("td", { class: kind }, cell(row)))));
-  return h("table", { "aria-label": caption }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
+  const found = h("table", { "aria-label": caption }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
+  // A narrow screen scrolls the table and not the page; the keyboard must be able to do so, too.
+  return h("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: 0, "data-key": `table ${caption}` }, found);
 }
 
 export function details(pairs) {
@@ -37,20 +41,30 @@ export function refill(container, key, ...children) {
   if (focused) [...container.querySelectorAll("[data-key]")].find((e) => e.dataset.key === focused)?.focus();
 }
 
-// A plot of samples [second, value] over the last hour.
+// Several texts of one cell.
+export function list(texts, most = 3) {
+  if (texts.length < 2) return texts;
+  const items = texts.slice(0, most).map((text) => h("li", {}, text));
+  return h("ul", {}, items, texts.length > most ? h("li", {}, `and ${texts.length - most} more`) : null);
+}
+
+const SPAN_S_MIN = 300;
+
+// A plot of samples [second, value] over the time that they cover, an hour at most.
 export function plot(title, samples, format) {
   const known = samples.filter(([, value]) => Number.isFinite(value));
   const last = known.length ? format(known[known.length - 1][1]) : "no value yet";
   const most = Math.max(...known.map(([, value]) => value), 0);
   const caption = h("figcaption", {}, `${title}: ${last}`, known.length ? `, at most ${format(most)}` : "");
+  const end = known.length ? known[known.length - 1][0] : 0;
+  const span = Math.max(SPAN_S_MIN, known.length ? end - known[0][0] : 0);
   const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", "0 0 3600 100");
+  svg.setAttribute("viewBox", `0 0 ${span} 100`);
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${title} over the last hour, now ${last}`);
+  svg.setAttribute("aria-label", `${title} over the last ${duration(span)}, now ${last}`);
   const path = document.createElementNS(SVG, "path");
-  const end = known.length ? known[known.length - 1][0] : 0;
-  const points = known.map(([at, value]) => `${3600 - (end - at)},${97 - (94 * value) / (most || 1)}`);
+  const points = known.map(([at, value]) => `${span - (end - at)},${97 - (94 * value) / (most || 1)}`);
   if (points.length > 1) path.setAttribute("d", `M${points.join("L")}`);
   svg.append(path);
   return h("figure", {}, caption, svg);

@@ -33,18 +33,31 @@ export function journalPage(root, { name = "", offset }, report) {
     ["Fragments", () => fragmentsView(name, report)],
     ["Spec", () => specView(name, report)],
   ]);
-  const place = h("div", { class: "view" });
+  const place = h("div", { class: "view", role: "tabpanel" });
   let endView = () => {};
   const tabs = [...views.keys()].map((title) =>
-    h("button", { type: "button", role: "tab", "aria-selected": "false", onclick: () => open(title) }, title));
+    h("button", { type: "button", role: "tab", "aria-selected": "false", tabindex: -1, onclick: () => open(title) }, title));
   const open = (title) => {
     endView();
-    for (const tab of tabs) tab.setAttribute("aria-selected", String(tab.textContent === title));
+    for (const tab of tabs) {
+      const isThis = tab.textContent === title;
+      tab.setAttribute("aria-selected", String(isThis));
+      tab.tabIndex = isThis ? 0 : -1;
+    }
+    place.setAttribute("aria-label", title);
     const { element, stop } = views.get(title)();
     place.replaceChildren(element);
     endView = stop;
   };
-  root.append(h("h1", {}, name), summary, plots, h("div", { class: "bar", role: "tablist", "aria-label": "Views" }, tabs), place);
+  const turn = (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const at = tabs.indexOf(document.activeElement);
+    if (!step || at < 0) return;
+    const tab = tabs[(at + step + tabs.length) % tabs.length];
+    tab.focus();
+    open(tab.textContent);
+  };
+  root.append(h("h1", {}, name), summary, plots, h("div", { class: "bar", role: "tablist", "aria-label": "Views", onkeydown: turn }, tabs), place);
   open("Messages");
   const samples = samplesOf(name);
   const ask = async () => {
@@ -215,7 +228,7 @@ function fragmentsTable(name, fragments) {
     ["Bytes", (one) => bytes(one.end - one.begin), "number"],
     ["Stored", (one) => (one.store ? instant(one.stored_at) : h("span", { class: "warn" }, "in spools only"))],
     ["Codec", (one) => one.codec],
-    ["Store", (one) => one.store + one.path],
+    ["Store", (one) => one.store + one.path, "text"],
   ], fragments);
 }
 

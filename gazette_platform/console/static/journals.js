@@ -23,7 +23,7 @@ export function journalsPage(root, query, report) {
     type: "search", value: query.selector ?? "", placeholder: "env=prod, name:prefix=a/", "aria-label": "Selector",
   });
   const form = h("form", { onsubmit: (event) => { event.preventDefault(); grid.select(selector.value); } },
-    filter, selector, h("button", {}, "Select"), grid.summary);
+    h("label", {}, "Name", filter), h("label", {}, "Selector", selector), h("button", {}, "Select"), grid.summary);
   root.append(h("h1", {}, "Journals"), form, grid.element);
   grid.filter(filter.value);
   grid.select(selector.value);
@@ -204,7 +204,9 @@ class Grid {
     const state = this.#states.get(journal.name) ?? {};
     const head = journal.head ?? state.head;
     const cell = (text, kind, title = text) => h("span", { role: "gridcell", class: kind, title }, text);
-    const brokers = journal.brokers.map((name, at) => (at === journal.primary ? `${name} (primary)` : name)).join(", ");
+    const primary = journal.brokers[journal.primary];
+    const others = journal.brokers.filter((name) => name !== primary);
+    const brokers = [...(primary ? [`${primary} (primary)`] : []), ...others].join(", ");
     const [text, kind] = this.#stateOf(journal, state);
     return [
       h("span", { role: "gridcell", title: journal.name }, h("span", { class: "twist" }),

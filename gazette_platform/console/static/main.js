@@ -39,7 +39,7 @@ function show() {
   const query = Object.fromEntries(new URLSearchParams(text));
   const [title, page] = PAGES[name] ?? PAGES.journals;
   for (const link of document.querySelectorAll("nav a")) {
-    const isThis = link.hash === `#/${PAGES[name] ? name : "journals"}`;
+    const isThis = link.hash === `#/${PAGES[name] && name !== "journal" ? name : "journals"}`;
     if (isThis) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }

@@ -55,8 +55,8 @@ function consumerView({ consumer, error, shards }, unassign) {
       ["Lag", (one) => bytes(one.lag), "number"],
       ["Primary", (one) => one.replicas[one.primary]?.process ?? "none"],
       ["Standbys", (one) => `${one.replicas.filter((each, at) => at !== one.primary).map((each) => `${each.process} ${each.status}`).join(", ") || "none"} (wanted: ${one.standbys})`],
-      ["Last error", (one) => h("span", { class: "bad" }, one.replicas.flatMap((each) => each.errors).join("; "))],
-      ["", (one) => h("button", { type: "button", "data-key": `${consumer} ${one.id}`, "aria-label": `Unassign ${one.id}`, onclick: () => unassign(consumer, one.id) }, "Unassign")],
+      ["Last error", (one) => h("span", { class: "bad" }, one.replicas.flatMap((each) => each.errors).join("; ")), "text"],
+      ["Action", (one) => h("button", { type: "button", "data-key": `${consumer} ${one.id}`, "aria-label": `Unassign ${one.id}`, onclick: () => unassign(consumer, one.id) }, "Unassign")],
     ], shards),
   ];
 }

@@ -1,7 +1,7 @@
 // Tables of the lake, as `gazctl lake list` has them.
 
 import { get } from "./api.js";
-import { every, h, refill, table } from "./dom.js";
+import { every, h, list, refill, table } from "./dom.js";
 import { bytes, count } from "./format.js";
 
 const ASK_S = 60;
@@ -38,10 +38,10 @@ function tablesView({ tables, links }) {
       ["Rows", (one) => count(one.rows), "number"],
       ["Lag", (one) => bytes(one.lag_bytes), "number"],
       ["Complete before", (one) => one.complete_at ?? one.made_at ?? ""],
-      ["Unfit", (one) => h("span", { class: one.unfit_records ? "warn" : null }, count(one.unfit_records)), "number"],
+      ["Unfit records", (one) => h("span", { class: one.unfit_records ? "warn" : null }, count(one.unfit_records)), "number"],
       ["Quarantined", (one) => h("span", { class: one.quarantined ? "warn" : null }, count(one.quarantined)), "number"],
-      ["To make", (one) => count(one.slices_to_make), "number"],
-      ["Problems", (one) => h("span", { class: "bad" }, (one.problems ?? one.errors ?? []).join("; "))],
+      ["Slices to make", (one) => count(one.slices_to_make), "number"],
+      ["Problems", (one) => h("div", { class: "bad" }, list(one.problems ?? one.errors ?? [])), "text"],
     ], tables),
   ];
 }

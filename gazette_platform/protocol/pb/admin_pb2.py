@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from gazette_platform.protocol.pb import protocol_pb2 as gazette__platform_dot_protocol_dot_pb_dot_protocol__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(gazette_platform/protocol/pb/admin.proto\x12\x10gazette_platform\x1a+gazette_platform/protocol/pb/protocol.proto\"\x15\n\x13HttpEndpointRequest\"(\n\x14HttpEndpointResponse\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\"\x80\x01\n\x0c\x46lushRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\x12\x10\n\x08gives_up\x18\x04 \x01(\x08\x12\x10\n\x08\x61sks_end\x18\x05 \x01(\x08\"`\n\rFlushResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\"\x82\x01\n\x10ResetHeadRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x12\x0f\n\x07give_up\x18\x05 \x01(\x08\"\xc8\x01\n\x11ResetHeadResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0c\n\x04head\x18\x03 \x01(\x03\x12\x13\n\x0bwas_refused\x18\x04 \x01(\x08\x12\x30\n\x07\x61waited\x18\x05 \x03(\x0b\x32\x1f.gazette_platform.AwaitedBroker\x12\x1a\n\x12store_health_error\x18\x06 \x01(\t\"I\n\rAwaitedBroker\x12$\n\x02id\x18\x01 \x01(\x0b\x32\x18.protocol.ProcessSpec.ID\x12\x12\n\nis_running\x18\x02 \x01(\x08\"$\n\x12\x43heckStoresRequest\x12\x0e\n\x06stores\x18\x01 \x03(\t\"h\n\x13\x43heckStoresResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12/\n\x07refused\x18\x02 \x03(\x0b\x32\x1e.gazette_platform.RefusedStore\"-\n\x0cRefusedStore\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x14\n\x12ListBrokersRequest\"^\n\x13ListBrokersResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12%\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x14.protocol.BrokerSpec\"\xbb\x01\n\tSavepoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\x07offsets\x18\x02 \x03(\x0b\x32(.gazette_platform.Savepoint.OffsetsEntry\x12\x12\n\ncreated_at\x18\x03 \x01(\x03\x12\x10\n\x08journals\x18\x04 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x05 \x03(\x03\x1a.\n\x0cOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"V\n\x13PutSavepointRequest\x12.\n\tsavepoint\x18\x01 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\x12\x0f\n\x07replace\x18\x02 \x01(\x08\"h\n\x14PutSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"#\n\x13GetSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"h\n\x14GetSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"\'\n\x15ListSavepointsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"k\n\x16ListSavepointsResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12/\n\nsavepoints\x18\x02 \x03(\x0b\x32\x1b.gazette_platform.Savepoint\"&\n\x16\x44\x65leteSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x17\x44\x65leteSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header2\xac\x06\n\x05\x41\x64min\x12H\n\x05\x46lush\x12\x1e.gazette_platform.FlushRequest\x1a\x1f.gazette_platform.FlushResponse\x12T\n\tResetHead\x12\".gazette_platform.ResetHeadRequest\x1a#.gazette_platform.ResetHeadResponse\x12@\n\x0b\x41ppendWhole\x12\x17.protocol.AppendRequest\x1a\x18.protocol.AppendResponse\x12Z\n\x0b\x43heckStores\x12$.gazette_platform.CheckStoresRequest\x1a%.gazette_platform.CheckStoresResponse\x12Z\n\x0bListBrokers\x12$.gazette_platform.ListBrokersRequest\x1a%.gazette_platform.ListBrokersResponse\x12]\n\x0cPutSavepoint\x12%.gazette_platform.PutSavepointRequest\x1a&.gazette_platform.PutSavepointResponse\x12]\n\x0cGetSavepoint\x12%.gazette_platform.GetSavepointRequest\x1a&.gazette_platform.GetSavepointResponse\x12\x63\n\x0eListSavepoints\x12\'.gazette_platform.ListSavepointsRequest\x1a(.gazette_platform.ListSavepointsResponse\x12\x66\n\x0f\x44\x65leteSavepoint\x12(.gazette_platform.DeleteSavepointRequest\x1a).gazette_platform.DeleteSavepointResponse2n\n\rConsumerAdmin\x12]\n\x0cHttpEndpoint\x12%.gazette_platform.HttpEndpointRequest\x1a&.gazette_platform.HttpEndpointResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(gazette_platform/protocol/pb/admin.proto\x12\x10gazette_platform\x1a+gazette_platform/protocol/pb/protocol.proto\"\x15\n\x13HttpEndpointRequest\"(\n\x14HttpEndpointResponse\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\"\x80\x01\n\x0c\x46lushRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\x12\x10\n\x08gives_up\x18\x04 \x01(\x08\x12\x10\n\x08\x61sks_end\x18\x05 \x01(\x08\"`\n\rFlushResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\"\x82\x01\n\x10ResetHeadRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x12\x0f\n\x07give_up\x18\x05 \x01(\x08\"\xc8\x01\n\x11ResetHeadResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0c\n\x04head\x18\x03 \x01(\x03\x12\x13\n\x0bwas_refused\x18\x04 \x01(\x08\x12\x30\n\x07\x61waited\x18\x05 \x03(\x0b\x32\x1f.gazette_platform.AwaitedBroker\x12\x1a\n\x12store_health_error\x18\x06 \x01(\t\"I\n\rAwaitedBroker\x12$\n\x02id\x18\x01 \x01(\x0b\x32\x18.protocol.ProcessSpec.ID\x12\x12\n\nis_running\x18\x02 \x01(\x08\"$\n\x12\x43heckStoresRequest\x12\x0e\n\x06stores\x18\x01 \x03(\t\"h\n\x13\x43heckStoresResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12/\n\x07refused\x18\x02 \x03(\x0b\x32\x1e.gazette_platform.RefusedStore\"-\n\x0cRefusedStore\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x14\n\x12ListBrokersRequest\"^\n\x13ListBrokersResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12%\n\x07\x62rokers\x18\x02 \x03(\x0b\x32\x14.protocol.BrokerSpec\"\x12\n\x10GetVitalsRequest\"\x83\x01\n\x11GetVitalsResponse\x12?\n\x06vitals\x18\x01 \x03(\x0b\x32/.gazette_platform.GetVitalsResponse.VitalsEntry\x1a-\n\x0bVitalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xbb\x01\n\tSavepoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\x07offsets\x18\x02 \x03(\x0b\x32(.gazette_platform.Savepoint.OffsetsEntry\x12\x12\n\ncreated_at\x18\x03 \x01(\x03\x12\x10\n\x08journals\x18\x04 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x05 \x03(\x03\x1a.\n\x0cOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"V\n\x13PutSavepointRequest\x12.\n\tsavepoint\x18\x01 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\x12\x0f\n\x07replace\x18\x02 \x01(\x08\"h\n\x14PutSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"#\n\x13GetSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"h\n\x14GetSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"\'\n\x15ListSavepointsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"k\n\x16ListSavepointsResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12/\n\nsavepoints\x18\x02 \x03(\x0b\x32\x1b.gazette_platform.Savepoint\"&\n\x16\x44\x65leteSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x17\x44\x65leteSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header2\x82\x07\n\x05\x41\x64min\x12H\n\x05\x46lush\x12\x1e.gazette_platform.FlushRequest\x1a\x1f.gazette_platform.FlushResponse\x12T\n\tResetHead\x12\".gazette_platform.ResetHeadRequest\x1a#.gazette_platform.ResetHeadResponse\x12@\n\x0b\x41ppendWhole\x12\x17.protocol.AppendRequest\x1a\x18.protocol.AppendResponse\x12Z\n\x0b\x43heckStores\x12$.gazette_platform.CheckStoresRequest\x1a%.gazette_platform.CheckStoresResponse\x12Z\n\x0bListBrokers\x12$.gazette_platform.ListBrokersRequest\x1a%.gazette_platform.ListBrokersResponse\x12T\n\tGetVitals\x12\".gazette_platform.GetVitalsRequest\x1a#.gazette_platform.GetVitalsResponse\x12]\n\x0cPutSavepoint\x12%.gazette_platform.PutSavepointRequest\x1a&.gazette_platform.PutSavepointResponse\x12]\n\x0cGetSavepoint\x12%.gazette_platform.GetSavepointRequest\x1a&.gazette_platform.GetSavepointResponse\x12\x63\n\x0eListSavepoints\x12\'.gazette_platform.ListSavepointsRequest\x1a(.gazette_platform.ListSavepointsResponse\x12\x66\n\x0f\x44\x65leteSavepoint\x12(.gazette_platform.DeleteSavepointRequest\x1a).gazette_platform.DeleteSavepointResponse2n\n\rConsumerAdmin\x12]\n\x0cHttpEndpoint\x12%.gazette_platform.HttpEndpointRequest\x1a&.gazette_platform.HttpEndpointResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gazette_platform.protocol.pb.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GETVITALSRESPONSE_VITALSENTRY']._loaded_options = None
+  _globals['_GETVITALSRESPONSE_VITALSENTRY']._serialized_options = b'8\001'
   _globals['_SAVEPOINT_OFFSETSENTRY']._loaded_options = None
   _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_options = b'8\001'
   _globals['_HTTPENDPOINTREQUEST']._serialized_start=107
@@ -58,28 +60,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTBROKERSREQUEST']._serialized_end=1023
   _globals['_LISTBROKERSRESPONSE']._serialized_start=1025
   _globals['_LISTBROKERSRESPONSE']._serialized_end=1119
-  _globals['_SAVEPOINT']._serialized_start=1122
-  _globals['_SAVEPOINT']._serialized_end=1309
-  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_start=1263
-  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_end=1309
-  _globals['_PUTSAVEPOINTREQUEST']._serialized_start=1311
-  _globals['_PUTSAVEPOINTREQUEST']._serialized_end=1397
-  _globals['_PUTSAVEPOINTRESPONSE']._serialized_start=1399
-  _globals['_PUTSAVEPOINTRESPONSE']._serialized_end=1503
-  _globals['_GETSAVEPOINTREQUEST']._serialized_start=1505
-  _globals['_GETSAVEPOINTREQUEST']._serialized_end=1540
-  _globals['_GETSAVEPOINTRESPONSE']._serialized_start=1542
-  _globals['_GETSAVEPOINTRESPONSE']._serialized_end=1646
-  _globals['_LISTSAVEPOINTSREQUEST']._serialized_start=1648
-  _globals['_LISTSAVEPOINTSREQUEST']._serialized_end=1687
-  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_start=1689
-  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_end=1796
-  _globals['_DELETESAVEPOINTREQUEST']._serialized_start=1798
-  _globals['_DELETESAVEPOINTREQUEST']._serialized_end=1836
-  _globals['_DELETESAVEPOINTRESPONSE']._serialized_start=1838
-  _globals['_DELETESAVEPOINTRESPONSE']._serialized_end=1897
-  _globals['_ADMIN']._serialized_start=1900
-  _globals['_ADMIN']._serialized_end=2712
-  _globals['_CONSUMERADMIN']._serialized_start=2714
-  _globals['_CONSUMERADMIN']._serialized_end=2824
+  _globals['_GETVITALSREQUEST']._serialized_start=1121
+  _globals['_GETVITALSREQUEST']._serialized_end=1139
+  _globals['_GETVITALSRESPONSE']._serialized_start=1142
+  _globals['_GETVITALSRESPONSE']._serialized_end=1273
+  _globals['_GETVITALSRESPONSE_VITALSENTRY']._serialized_start=1228
+  _globals['_GETVITALSRESPONSE_VITALSENTRY']._serialized_end=1273
+  _globals['_SAVEPOINT']._serialized_start=1276
+  _globals['_SAVEPOINT']._serialized_end=1463
+  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_start=1417
+  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_end=1463
+  _globals['_PUTSAVEPOINTREQUEST']._serialized_start=1465
+  _globals['_PUTSAVEPOINTREQUEST']._serialized_end=1551
+  _globals['_PUTSAVEPOINTRESPONSE']._serialized_start=1553
+  _globals['_PUTSAVEPOINTRESPONSE']._serialized_end=1657
+  _globals['_GETSAVEPOINTREQUEST']._serialized_start=1659
+  _globals['_GETSAVEPOINTREQUEST']._serialized_end=1694
+  _globals['_GETSAVEPOINTRESPONSE']._serialized_start=1696
+  _globals['_GETSAVEPOINTRESPONSE']._serialized_end=1800
+  _globals['_LISTSAVEPOINTSREQUEST']._serialized_start=1802
+  _globals['_LISTSAVEPOINTSREQUEST']._serialized_end=1841
+  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_start=1843
+  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_end=1950
+  _globals['_DELETESAVEPOINTREQUEST']._serialized_start=1952
+  _globals['_DELETESAVEPOINTREQUEST']._serialized_end=1990
+  _globals['_DELETESAVEPOINTRESPONSE']._serialized_start=1992
+  _globals['_DELETESAVEPOINTRESPONSE']._serialized_end=2051
+  _globals['_ADMIN']._serialized_start=2054
+  _globals['_ADMIN']._serialized_end=2952
+  _globals['_CONSUMERADMIN']._serialized_start=2954
+  _globals['_CONSUMERADMIN']._serialized_end=3064
 # @@protoc_insertion_point(module_scope)

@@ -113,6 +113,23 @@ class ListBrokersResponse(_message.Message):
     brokers: _containers.RepeatedCompositeFieldContainer[_protocol_pb2.BrokerSpec]
     def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., brokers: _Optional[_Iterable[_Union[_protocol_pb2.BrokerSpec, _Mapping]]] = ...) -> None: ...
 
+class GetVitalsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetVitalsResponse(_message.Message):
+    __slots__ = ("vitals",)
+    class VitalsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VITALS_FIELD_NUMBER: _ClassVar[int]
+    vitals: _containers.ScalarMap[str, float]
+    def __init__(self, vitals: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
 class Savepoint(_message.Message):
     __slots__ = ("name", "offsets", "created_at", "journals", "created")
     class OffsetsEntry(_message.Message):

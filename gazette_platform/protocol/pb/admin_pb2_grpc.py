@@ -60,6 +60,11 @@ class AdminStub(object):
                 request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersRequest.SerializeToString,
                 response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersResponse.FromString,
                 _registered_method=True)
+        self.GetVitals = channel.unary_unary(
+                '/gazette_platform.Admin/GetVitals',
+                request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.GetVitalsRequest.SerializeToString,
+                response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.GetVitalsResponse.FromString,
+                _registered_method=True)
         self.PutSavepoint = channel.unary_unary(
                 '/gazette_platform.Admin/PutSavepoint',
                 request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.PutSavepointRequest.SerializeToString,
@@ -127,6 +132,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetVitals(self, request, context):
+        """What this broker has done and holds. Needs APPLY.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutSavepoint(self, request, context):
         """Keep offsets of journals under a name. Needs APPLY, for each of the journals.
         ALREADY_EXISTS: there is one of that name, and the request does not replace it.
@@ -183,6 +195,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListBrokers,
                     request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersRequest.FromString,
                     response_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersResponse.SerializeToString,
+            ),
+            'GetVitals': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVitals,
+                    request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.GetVitalsRequest.FromString,
+                    response_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.GetVitalsResponse.SerializeToString,
             ),
             'PutSavepoint': grpc.unary_unary_rpc_method_handler(
                     servicer.PutSavepoint,
@@ -340,6 +357,33 @@ class Admin(object):
             '/gazette_platform.Admin/ListBrokers',
             gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersRequest.SerializeToString,
             gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVitals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gazette_platform.Admin/GetVitals',
+            gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.GetVitalsRequest.SerializeToString,
+            gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.GetVitalsResponse.FromString,
             options,
             channel_credentials,
             insecure,
