@@ -88,6 +88,7 @@ NEEDS = (
         package="mariadb-server-core",
         place="usr/sbin/mariadbd",
     ),
+    Need(names=("kcat",), why="a test of Kafka's clients", package="kcat"),
     Need(names=("promtool",), why="tests of alert rules", package="prometheus"),
     Need(names=("buildah",), why="the test of the container image", package="buildah"),
     Need(names=("debootstrap",), why="the container image's base", package="debootstrap"),

@@ -20,7 +20,7 @@ from kio.schema.errors import ErrorCode
 from gazette_platform.kafka.failures import KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 _HEAD: Final = struct.Struct(">qiibIhiqqqhii")
 _CRC_END: Final = 21
@@ -52,12 +52,12 @@ class Batch:
     base_sequence: int
     count: int
     is_transactional: bool
-    records: Any
+    batch: Any
 
-    def __iter__(self) -> Iterator[Any]:
-        """Raises: KafkaError: the records are damaged."""
+    def records(self) -> list[Any]:
+        """All records; once. Raises: KafkaError: they are damaged."""
         try:
-            yield from self.records
+            return list(self.batch)
         except (CorruptRecordException, UnicodeDecodeError, ValueError) as err:
             raise KafkaError(ErrorCode.corrupt_message, f"damaged records: {err}") from err
 

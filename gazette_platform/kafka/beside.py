@@ -71,9 +71,11 @@ class BrokerWithKafka:
                 trusted_ca_file=path(served.peer_ca_file),
                 auth_keys=served.auth_keys,
             ),
+            auth=broker.context.auth,
             clock=SystemClock(),
             faults=self.faults,
             broker=broker.context.process_id.name,
+            tls=None if served.server_cert_file is None else served.server_tls.server_context(),
         )
         await self.kafka.start()
         return self.kafka

@@ -273,9 +273,7 @@ class Cluster:
 
     async def findings(self, *, now: datetime) -> list[Finding]:
         """Look for what keeps clients from working. Raises: TransportError."""
-        found = [
-            Finding("ok", f"{self.host}:{self.port} answers, and names {len(self._nodes)} nodes")
-        ]
+        found = [Finding("ok", f"{self.host}:{self.port} answers; nodes: {len(self._nodes)}")]
         for node_id, (host, port) in sorted(self._nodes.items()):
             try:
                 await self._node(node_id)
@@ -306,7 +304,7 @@ class Cluster:
                     )
                     yield Finding("error", text)
         partitions = sum(len(topic.partitions) for topic in self._topics)
-        yield Finding("ok", f"{len(self._topics)} topics have {partitions} partitions")
+        yield Finding("ok", f"topics: {len(self._topics)}, partitions: {partitions}")
 
     async def _group_findings(self) -> list[Finding]:
         found: list[Finding] = []
@@ -329,7 +327,7 @@ class Cluster:
                     )
                     for part in idle
                 )
-        return [*found, Finding("ok", f"{len(groups)} groups have coordinators")]
+        return [*found, Finding("ok", f"groups: {len(groups)}")]
 
     async def _transaction_findings(self, now: datetime) -> list[Finding]:
         found: list[Finding] = []

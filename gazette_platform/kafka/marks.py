@@ -53,8 +53,14 @@ class Marks:
 
     @property
     def stable(self) -> int:
-        """The offset before which all is decided, as far as known."""
-        return min(self._open.values(), default=max(self._ahead.position, self._behind.position))
+        """The offset before which all is decided, as far as known.
+
+        It is the end as long as not all was looked at: a consumer would take anything less for the end of what it can read.
+        """
+        head = max(self._ahead.head, self._behind.head)
+        if self._ahead.position < head:
+            return head
+        return min(self._open.values(), default=head)
 
     async def decided(self, block: bytes) -> int:
         """How many bytes of lines at the consumer's place are decided. Raises: GazetteError."""

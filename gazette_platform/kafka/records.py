@@ -25,7 +25,7 @@ from gazette_platform.kafka.topics import Form
 from gazette_platform.message.uuid import Flags, parse_uuid, unix_ns_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     Headers = list[tuple[str, bytes | None]]
 
@@ -84,16 +84,17 @@ class Stamp(NamedTuple):
         return self.clock + (-(-count // 16) << 4)
 
 
-def stamp_texts(stamp: Stamp, count: int) -> Iterator[bytes]:
-    """What the lines of a batch begin with, up to the end of their UUIDs."""
+def stamp_texts(stamp: Stamp, count: int) -> list[bytes]:
+    """What the lines of a batch begin with, up to the end of their UUIDs; up to 15 more than `count`."""
     producer = stamp.producer.hex()
     tails = [f"{0x8000 | low << 10 | stamp.flags:04x}-{producer}".encode() for low in range(16)]
     tick = stamp.clock >> 4
-    for number in range(tick, tick + -(-count // 16)):
-        head = f"{number & 0xFFFFFFFF:08x}-{number >> 32 & 0xFFFF:04x}-1{number >> 48 & 0xFFF:03x}-"
-        begin = _BEGIN + head.encode()
-        for tail in tails:
-            yield begin + tail
+    heads = [
+        b"%s%08x-%04x-1%03x-"
+        % (_BEGIN, number & 0xFFFFFFFF, number >> 32 & 0xFFFF, number >> 48 & 0xFFF)
+        for number in range(tick, tick + -(-count // 16))
+    ]
+    return [head + tail for head in heads for tail in tails]
 
 
 class _Probe(msgspec.Struct, gc=False, rename={"meta": "_meta"}):
@@ -103,27 +104,32 @@ class _Probe(msgspec.Struct, gc=False, rename={"meta": "_meta"}):
 
 
 _probe: Final = msgspec.json.Decoder(_Probe).decode
+_UNSET: Final = msgspec.UNSET
+_CURE: Final = "give the topic the form envelope to hold any bytes"
 
 
-def encode_batch(
-    form: Form, records: Iterable[Any], stamp: Stamp, count: int, now_ms: int
-) -> Lines:
+def encode_batch(form: Form, records: Sequence[Any], stamp: Stamp, now_ms: int) -> Lines:
     """The lines of a batch.
 
     Args:
         records: with ``value``, ``key``, ``headers`` and ``timestamp``.
-        count: of them.
         now_ms: of records without a timestamp.
 
     Raises: Refused: records do not fit the form.
     """
-    bad: list[BadRecord] = []
-    pieces: list[bytes | memoryview] = []
-    first_bytes = _ENCODERS[form](records, stamp_texts(stamp, count), now_ms, pieces, bad)
+    count = len(records)
+    try:
+        pieces = _ENCODERS[form](records, stamp_texts(stamp, count), now_ms)
+    except (_Unfit, msgspec.MsgspecError, RecursionError):
+        raise Refused(_find_bad(form, records)) from None
     content = b"".join(pieces)
-    if not bad and content.count(b"\n") == count and _is_utf8(content):
-        return Lines(content, first_bytes)
-    raise Refused(bad or _find_bad(content, count))
+    if content.count(b"\n") != count or not _is_utf8(content):
+        raise Refused(_find_bad(form, records))
+    return Lines(content, content.index(b"\n") + 1)
+
+
+class _Unfit(Exception):
+    """A record does not fit; `_find_bad` says why."""
 
 
 def _is_utf8(content: bytes) -> bool:
@@ -136,56 +142,59 @@ def _is_utf8(content: bytes) -> bool:
     return True
 
 
-def _find_bad(content: bytes, count: int) -> list[BadRecord]:
+def _find_bad(form: Form, records: Sequence[Any]) -> list[BadRecord]:
     """The bad records of a batch that has some."""
-    if content.count(b"\n") != count:
-        cure = "write JSON on one line, or give the topic the form envelope"
-        return [BadRecord(0, f"a value of this batch has a newline ({cure})")]
-    lines = content.split(b"\n")[:-1]
-    why = "the value is not UTF-8 (give the topic the form envelope)"
-    return [BadRecord(index, why) for index, line in enumerate(lines) if not _is_utf8(line)]
+    whys = ((number, _why_not(form, record.value)) for number, record in enumerate(records))
+    return [BadRecord(number, why) for number, why in whys if why]
+
+
+def _why_not(form: Form, value: bytes | None) -> str:
+    """Why a value does not fit; empty if it does."""
+    if value is None:
+        return "" if form is Form.JSON else "the topic holds no null values (kafka.meta=none)"
+    if b"\n" in value:
+        return f"the value has a newline (write JSON on one line, or {_CURE})"
+    try:
+        meta = _probe(value).meta
+    except (msgspec.MsgspecError, RecursionError) as err:
+        return f"the value is not a JSON object: {err} ({_CURE})"
+    if not _is_utf8(value):
+        return f"the value is not UTF-8 ({_CURE})"
+    return "" if form is Form.PLAIN else _why_not_with_meta(value, meta)
+
+
+def _why_not_with_meta(value: bytes, meta: object) -> str:
+    """Why ``_meta`` cannot be added to an object."""
+    if meta is not _UNSET:
+        return f"the value has a member _meta, which the topic adds itself (rename it, or {_CURE})"
+    if value[:1] != b"{":
+        return f"the value does not begin with {{ (leave out what is before it, or {_CURE})"
+    return ""
 
 
 def _encode_json(
-    records: Iterable[Any],
-    stamps: Iterator[bytes],
-    now_ms: int,
-    pieces: list[bytes | memoryview],
-    bad: list[BadRecord],
-) -> int:
-    last_ts, ts_text, add = None, b"", pieces.extend
+    records: Sequence[Any], stamps: Sequence[bytes], now_ms: int
+) -> list[bytes | memoryview]:
+    pieces: list[bytes | memoryview] = []
+    last_ts, ts_text, ts_only, add = None, b"", b"", pieces.extend
     for record, begin in zip(records, stamps, strict=False):
-        value, ts = record.value, record.timestamp
+        value, ts, key, headers = record.value, record.timestamp, record.key, record.headers
         if ts != last_ts:
             last_ts, ts_text = ts, b'","ts":%d' % (ts if ts >= 0 else now_ms)
-        key, headers = record.key, record.headers
-        meta = ts_text if key is None and not headers else ts_text + _meta(key, headers)
+            ts_only = ts_text + b"},"
         if value is None:
-            add((begin, meta, b',"tombstone":true}}\n'))
+            add((begin, ts_text, _meta(key, headers), b',"tombstone":true}}\n'))
             continue
-        try:
-            fits = _probe(value).meta is msgspec.UNSET and value[:1] == b"{"
-        except (msgspec.MsgspecError, RecursionError):
-            fits = False
-        if not fits or b"\n" in value:
-            bad.append(BadRecord(_index(pieces, bad), _why_not(value)))
-        else:
-            add((begin, meta, b"}," if _has_members(value) else b"}", _rest(value), b"\n"))
-    return _first_bytes(pieces)
-
-
-def _first_bytes(pieces: Sequence[bytes | memoryview]) -> int:
-    size = 0
-    for piece in pieces:
-        size += len(piece)
-        if piece[-1:] == b"\n":
-            break
-    return size
-
-
-def _index(pieces: Sequence[bytes | memoryview], bad: Sequence[BadRecord]) -> int:
-    """The number of the record that is looked at."""
-    return len(bad) + sum(piece[-1:] == b"\n" for piece in pieces)
+        if _probe(value).meta is not _UNSET:
+            raise _Unfit
+        if value[:2] == b'{"' and key is None and not headers:
+            add((begin, ts_only, value[1:] if len(value) < _VIEW_BYTES else _rest(value), b"\n"))
+            continue
+        if value[:1] != b"{":
+            raise _Unfit
+        comma = b"}," if _has_members(value) else b"}"
+        add((begin, ts_text, _meta(key, headers), comma, _rest(value), b"\n"))
+    return pieces
 
 
 def _has_members(value: bytes) -> bool:
@@ -194,19 +203,6 @@ def _has_members(value: bytes) -> bool:
 
 def _rest(value: bytes) -> bytes | memoryview:
     return value[1:] if len(value) < _VIEW_BYTES else memoryview(value)[1:]
-
-
-def _why_not(value: bytes) -> str:
-    cure = "give the topic the form envelope to hold any bytes"
-    if b"\n" in value:
-        return f"the value has a newline (write JSON on one line, or {cure})"
-    try:
-        meta = _probe(value).meta
-    except (msgspec.MsgspecError, RecursionError) as err:
-        return f"the value is not a JSON object: {err} ({cure})"
-    if meta is not msgspec.UNSET:
-        return f"the value has a member _meta, which the topic adds itself (rename it, or {cure})"
-    return f"the value does not begin with {{ (leave out what is before it, or {cure})"
 
 
 def _meta(key: bytes | None, headers: Headers) -> bytes:
@@ -232,32 +228,22 @@ def _header(name: str, value: bytes | None) -> list[Any]:
 
 
 def _encode_plain(
-    records: Iterable[Any],
-    _stamps: Iterator[bytes],
-    _now_ms: int,
-    pieces: list[bytes | memoryview],
-    bad: list[BadRecord],
-) -> int:
-    for index, record in enumerate(records):
+    records: Sequence[Any], _stamps: Sequence[bytes], _now_ms: int
+) -> list[bytes | memoryview]:
+    pieces: list[bytes | memoryview] = []
+    for record in records:
         value = record.value
-        try:
-            if value is not None and b"\n" not in value and _probe(value) is not None:
-                pieces += (value, b"\n")
-                continue
-            why = "the topic holds no null values (kafka.meta=none)" if value is None else ""
-        except (msgspec.MsgspecError, RecursionError):
-            why = ""
-        bad.append(BadRecord(index, why or _why_not(value)))
-    return _first_bytes(pieces)
+        if value is None:
+            raise _Unfit
+        _probe(value)
+        pieces += (value, b"\n")
+    return pieces
 
 
 def _encode_envelope(
-    records: Iterable[Any],
-    stamps: Iterator[bytes],
-    now_ms: int,
-    pieces: list[bytes | memoryview],
-    _bad: list[BadRecord],
-) -> int:
+    records: Sequence[Any], stamps: Sequence[bytes], now_ms: int
+) -> list[bytes | memoryview]:
+    pieces: list[bytes | memoryview] = []
     for record, begin in zip(records, stamps, strict=False):
         ts, key, value = record.timestamp, record.key, record.value
         fields: dict[str, Any] = {}
@@ -271,7 +257,7 @@ def _encode_envelope(
             _put(fields, "value", value)
         end = b'","ts":%d},' % (ts if ts >= 0 else now_ms)
         pieces += (begin, end, orjson.dumps(fields)[1:], b"\n")
-    return _first_bytes(pieces)
+    return pieces
 
 
 def _put(fields: dict[str, Any], name: str, value: bytes) -> None:
@@ -347,10 +333,14 @@ def decode_lines(
                         count += 1
                         continue
                     last_tail, ts = tail, int(tail)
-                rest = line[end + 1 :]
-                add(at, ts, None, b"{" + (rest[1:] if rest[:1] == b"," else rest), none)
+                rest = line[end + 2 :] if line[end + 1 : end + 2] == b"," else line[end + 1 :]
+                add(at, ts, None, b"{" + rest, none)
                 count += 1
                 continue
+        elif b'"_meta"' not in line:
+            add(at, else_ms, None, line, none)
+            count += 1
+            continue
         elif not (is_shown := _is_line_shown(line, verdicts, base + at)):
             if is_shown is None:
                 return Decoded(count, at - len(line))

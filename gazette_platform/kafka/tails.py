@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.errors import GazetteError, OffsetJump
+from gazette_platform.errors import GazetteError, OffsetJump, StatusError
 from gazette_platform.kafka.failures import KafkaError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _AHEAD_BYTES: Final = 2 << 20
 _TOTAL_BYTES: Final = 256 << 20
 _BACK_BYTES: Final = 64 << 10
 _NEWLINE: Final = b"\n"
+_PRIMARY_S: Final = 3.0
 
 
 @final
@@ -75,8 +76,7 @@ class Tail:
 
         Raises: KafkaError: there is no such offset; GazetteError.
         """
-        client = self._gateway.client
-        self._head = await client.write_head(self.journal)
+        self._head = await log_end(self._gateway, self.journal)
         self.start = await log_start(self._gateway, self.journal, self._head)
         if not self.start <= offset <= self._head:
             raise KafkaError(
@@ -131,7 +131,8 @@ class Tail:
         """Take what comes. Returns: False: content after it is gone."""
         try:
             async for piece in reader:
-                self._head = reader.write_head
+                # Of a replica, which may be new.
+                self._head = max(self._head, reader.write_head)
                 self._take(piece)
                 while self._is_full():
                     self._room.clear()
@@ -220,3 +221,17 @@ async def log_start(gateway: Gateway, journal: str, head: int) -> int:
         page = await gateway.client.fragment_page(journal, page_limit=1)
         return next(iter(page.fragments)).fragment.begin
     return head
+
+
+async def log_end(gateway: Gateway, journal: str) -> int:
+    """The end of a journal, as its primary knows it; a replica that is new may not know all of it yet.
+
+    A consumer that was given such an end would start over, as its place lies after it. While no primary answers, replicas do.
+
+    Raises: GazetteError. Cancellation: safe.
+    """
+    try:
+        async with asyncio.timeout(_PRIMARY_S):
+            return (await gateway.client.append(journal, b"")).end
+    except (TimeoutError, StatusError):
+        return await gateway.client.write_head(journal)

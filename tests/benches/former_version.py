@@ -21,15 +21,22 @@ class Version:
     """How to start programs of one version."""
 
     name: str
-    gazette: tuple[str, ...]
-    summer: tuple[str, ...]
+    python: tuple[str, ...]
+
+    @property
+    def gazette(self):
+        return (*self.python, "-m", "gazette_platform.cli.gazette")
+
+    @property
+    def gazctl(self):
+        return (*self.python, "-m", "gazette_platform.cli.gazctl")
+
+    @property
+    def summer(self):
+        return (*self.python, "-m", "examples.stream_sum.summer")
 
 
-PRESENT = Version(
-    "present",
-    (sys.executable, "-m", "gazette_platform.cli.gazette"),
-    (sys.executable, "-m", "examples.stream_sum.summer"),
-)
+PRESENT = Version("present", (sys.executable,))
 
 
 def former_ref():
@@ -48,8 +55,8 @@ def run(*command, cwd):
     return done.stdout
 
 
-def install_former(folder):
-    """Build the former version's wheel, and install it with its own locked dependencies.
+def install_former(folder, *extras):
+    """Build the former version's wheel, and install it with its own locked dependencies and these extras.
 
     The example stream-sum comes from the same commit.
     """
@@ -70,9 +77,9 @@ def install_former(folder):
     run(uv, "build", "--wheel", "--out-dir", folder, source, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     locked = folder / "requirements.txt"
-    extras = ("--extra", "rocksdb", "--extra", "sqlite")
     run(
-        *(uv, "export", "--frozen", "--no-dev", "--no-emit-project", *extras),
+        *(uv, "export", "--frozen", "--no-dev", "--no-emit-project"),
+        *(f"--extra={extra}" for extra in extras),
         *("--output-file", locked),
         cwd=source,
     )
@@ -87,11 +94,7 @@ def install_former(folder):
     (packages,) = venv.glob("lib/python*/site-packages")
     (packages / "examples.pth").write_text(f"{examples}\n")
     # -I: else PYTHONPATH and the working directory would lead it to the present version.
-    isolated = (str(python), "-I", "-m")
-    place = run(*isolated[:2], "-c", "import gazette_platform as g; print(g.__file__)", cwd=ROOT)
+    isolated = (str(python), "-I")
+    place = run(*isolated, "-c", "import gazette_platform as g; print(g.__file__)", cwd=ROOT)
     assert Path(place.decode().strip()).is_relative_to(packages)
-    return Version(
-        "former",
-        (*isolated, "gazette_platform.cli.gazette"),
-        (*isolated, "examples.stream_sum.summer"),
-    )
+    return Version("former", isolated)

@@ -71,8 +71,14 @@ def server(etcd_server, tmp_path_factory):
     """A broker with many journals. Two have content."""
     folder = tmp_path_factory.mktemp("console")
     flags = (f"--broker.limit={2 * JOURNALS}",)
+    # The lease is long: to create so many journals is work for seconds.
     with BrokerServer(
-        folder, etcd=etcd_server.endpoint, prefix="/console", flags=flags, zone="zone-a"
+        folder,
+        etcd=etcd_server.endpoint,
+        prefix="/console",
+        flags=flags,
+        zone="zone-a",
+        lease_s=20.0,
     ) as server:
         with Client(ClientConfig(address=server.address)) as client:
             names = [f"{MANY}region={n % 10}/part={n:05}" for n in range(JOURNALS)]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -31,7 +32,7 @@ def git(folder, *command):
     return done.stdout.strip()
 
 
-def release(folder, *options):
+def release(folder, *options, timeout_s=500):
     # With the clock an hour off, whatever reads it would differ.
     return subprocess.run(
         [sys.executable, folder / "tools/release.py", *options],
@@ -40,7 +41,7 @@ def release(folder, *options):
         capture_output=True,
         text=True,
         check=False,
-        timeout=500,
+        timeout=timeout_s,
     )
 
 
@@ -82,6 +83,36 @@ def test_same_commit_gives_the_same_bytes(clone, dist):
     for name, digest in listed.items():
         assert hashlib.sha256((dist / name).read_bytes()).hexdigest() == digest
     assert {WHEEL, SDIST, BILL, f"notes-{VERSION}.md"} < files
+
+
+@pytest.mark.timeout(1800)
+def test_image_of_a_release_is_loaded_from_its_archive(clone, dist, tmp_path):
+    for program in ("buildah", "debootstrap", "strip"):
+        assert shutil.which(program), (
+            f"{program} is missing; tools/check_needs.py says what to install"
+        )
+    other = tmp_path / "other"
+    subprocess.run(["git", "clone", "--quiet", "--no-tags", clone, other], check=True)
+    for name in (".venv", ".bootstrap"):
+        (other / name).symlink_to((ROOT / name).resolve())
+    done = release(other, "--without", "docs-site", timeout_s=1700)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out: docs-site: as asked" in done.stdout
+    archive = other / "dist" / f"gazette-core-{VERSION}.oci.tar"
+
+    def buildah(*command):
+        env = os.environ | {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
+        run = ("buildah", *command)
+        return subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout
+
+    image = buildah("pull", "--quiet", f"oci-archive:{archive}").strip()
+    labels = json.loads(buildah("inspect", "--type", "image", image))["Docker"]["config"]["Labels"]
+    assert labels["org.opencontainers.image.version"] == VERSION
+    container = buildah("from", image).strip()
+    try:
+        assert VERSION in buildah("run", container, "--", "gazette", "--version")
+    finally:
+        buildah("rm", container)
 
 
 def test_wheel_holds_the_package_and_its_data_alone(dist):

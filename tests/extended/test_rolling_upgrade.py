@@ -44,7 +44,7 @@ FOLDER = Path(messages.__file__).parent
 
 @pytest.fixture(scope="module")
 def former(tmp_path_factory):
-    return install_former(tmp_path_factory.mktemp("former"))
+    return install_former(tmp_path_factory.mktemp("former"), "rocksdb", "sqlite")
 
 
 def spec_of(name, replication):

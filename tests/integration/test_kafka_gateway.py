@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 from datetime import timedelta
 
@@ -435,4 +436,20 @@ async def test_client_that_breaks_the_protocol_is_disconnected(gateway, wire, da
     async with WireClient.to(gateway.port) as bad:
         bad.send_bytes(data)
         await bad.ended()
+    assert (await wire.produce(TOPIC, batch_of(b"{}"))).error_code == ErrorCode.none
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_request_of_random_bytes_is_an_unforeseen_error(gateway, wire, seed):
+    """The brokers of the test fail it if one is."""
+    listed = (await wire.call("api_versions", 0)).api_keys
+    rng = random.Random(seed)
+    for each in listed:
+        for version in {each.min_version, each.max_version}:
+            async with WireClient.to(gateway.port) as bad:
+                for size in (0, 4, 30):
+                    body = bytes(rng.choice((0, 0, 0, 1, 2, 255, 116)) for _ in range(size))
+                    bad.send_frame(struct.pack(">hhih", each.api_key, version, 1, 0) + body)
+                bad.send_bytes(struct.pack(">i", -1))
+                await bad.ended()
     assert (await wire.produce(TOPIC, batch_of(b"{}"))).error_code == ErrorCode.none

@@ -184,7 +184,7 @@ async def test_next_self_fences_the_zombie(gateway):
 
 async def test_open_transaction_is_aborted_after_its_time(gateway):
     producer = await asyncio.to_thread(
-        producer_of, gateway, "t", **{"transaction.timeout.ms": 1500, "message.timeout.ms": 1500}
+        producer_of, gateway, "t", **{"transaction.timeout.ms": 6000, "message.timeout.ms": 6000}
     )
     producer.begin_transaction()
     await asyncio.to_thread(send, producer, 0, 1, 2)

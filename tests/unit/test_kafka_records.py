@@ -63,7 +63,7 @@ def batch_of(records, codec=0, **state):
 def encode(form, records, codec=0, clock=CLOCK, flags=Flags.OUTSIDE_TXN):
     batch = read_batch(batch_of(records, codec), limit=LIMIT)
     stamp = Stamp(PRODUCER, clock, flags)
-    return encode_batch(form, batch, stamp, batch.count, 5)
+    return encode_batch(form, batch.records(), stamp, 5)
 
 
 def fetch(form, content, *, base=1000, **options):
@@ -235,7 +235,7 @@ def test_timestamp_of_another_writer_is_its_clock():
 
 def code_of(data, limit=LIMIT):
     with pytest.raises(KafkaError) as failed:
-        list(read_batch(data, limit=limit))
+        read_batch(data, limit=limit).records()
     return failed.value.code
 
 
@@ -251,7 +251,7 @@ def signed(data):
 @pytest.mark.parametrize("codec", sorted(CODECS)[1:])
 def test_compression_is_undone_up_to_a_limit(codec):
     data = batch_of([(1, None, b"x" * 500_000, [])], codec)
-    assert [len(record.value) for record in read_batch(data, limit=600_000)] == [500_000]
+    assert [len(record.value) for record in read_batch(data, limit=600_000).records()] == [500_000]
     assert code_of(data, limit=400_000) == ErrorCode.message_too_large
 
 
@@ -260,7 +260,9 @@ def test_snappy_without_frames_is_undone():
     data = bytearray(raw[:61] + bytes(cramjam.snappy.compress_raw(raw[61:])))
     struct.pack_into(">i", data, 8, len(data) - 12)
     struct.pack_into(">h", data, 21, 2)
-    assert [record.value for record in read_batch(signed(data), limit=LIMIT)] == [b"x" * 5000]
+    assert [record.value for record in read_batch(signed(data), limit=LIMIT).records()] == [
+        b"x" * 5000
+    ]
 
 
 def test_batch_that_breaks_the_format_is_refused():
@@ -287,4 +289,4 @@ def test_damaged_batch_is_refused_or_read(seed, codec):
     for _ in range(rng.randrange(1, 4)):
         data[rng.randrange(12, len(data))] = rng.randrange(256)
     with contextlib.suppress(KafkaError):
-        list(read_batch(signed(data), limit=LIMIT))
+        read_batch(signed(data), limit=LIMIT).records()

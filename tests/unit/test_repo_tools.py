@@ -70,6 +70,7 @@ def test_missing_programs_get_one_line_of_apt_get(tmp_path):
         "openssl",
         "initdb",
         "mariadbd",
+        "kcat",
         "promtool",
         "buildah",
         "debootstrap",
@@ -86,7 +87,17 @@ def test_missing_programs_get_one_line_of_apt_get(tmp_path):
 
 
 def test_program_named_by_variable_is_accepted(tmp_path):
-    for name in ("go", "javac", "promtool", "buildah", "debootstrap", "strip", "ps", "strace"):
+    for name in (
+        "go",
+        "javac",
+        "kcat",
+        "promtool",
+        "buildah",
+        "debootstrap",
+        "strip",
+        "ps",
+        "strace",
+    ):
         (tmp_path / name).symlink_to(sys.executable)
     variables = (
         "AZURITE",

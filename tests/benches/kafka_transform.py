@@ -1,0 +1,98 @@
+"""Consume, transform, produce, exactly once, as a program that tests kill: for each record of one topic it writes one to another.
+
+    kafka_transform.py SERVERS GROUP SOURCE TARGET ID FILE
+
+Its transactions have the transactional id ID; now and then it aborts one, as programs do after an error.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import confluent_kafka as ck
+
+WAIT_S = 30.0
+BATCH = 20
+ABORTED = 7  # each of so many transactions
+
+
+def main(servers, group, source, target, transactional_id, file):
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    log = Path(file).open("a")  # noqa: SIM115  until the process ends
+
+    def note(what, **more):
+        log.write(json.dumps({"what": what, **more}) + "\n")
+        log.flush()
+
+    note("started")
+    consumer = ck.Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": group,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 500,
+        }
+    )
+    producer = ck.Producer(
+        {
+            "bootstrap.servers": servers,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": 20000,
+            "linger.ms": 5,
+        }
+    )
+    producer.init_transactions(WAIT_S)
+    consumer.subscribe([source])
+    number = 0
+    while not stopped:
+        messages = [one for one in consumer.consume(BATCH, 0.5) if not one.error()]
+        if not messages:
+            continue
+        number += 1
+        try:
+            producer.begin_transaction()
+            for one in messages:
+                value = json.loads(one.value())
+                producer.produce(
+                    target,
+                    json.dumps({"n": value["n"], "twice": 2 * value["n"]}),
+                    partition=one.partition(),
+                )
+            producer.send_offsets_to_transaction(
+                consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), WAIT_S
+            )
+            if number % ABORTED == 0:
+                producer.abort_transaction(WAIT_S)
+                note("aborted")
+                rewind(consumer)
+            else:
+                producer.commit_transaction(WAIT_S)
+                note("committed", records=len(messages))
+        except ck.KafkaException as err:
+            error = err.args[0]
+            note("failed", text=str(error))
+            if not error.txn_requires_abort():
+                return 1  # fenced, or worse: a supervisor starts it again
+            producer.abort_transaction(WAIT_S)
+            rewind(consumer)
+    consumer.close()
+    note("left")
+    return 0
+
+
+def rewind(consumer):
+    """Read again what the aborted transaction had read."""
+    for place in consumer.committed(consumer.assignment(), WAIT_S):
+        offset = place.offset if place.offset >= 0 else ck.OFFSET_BEGINNING
+        consumer.seek(ck.TopicPartition(place.topic, place.partition, offset))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
