@@ -27,6 +27,7 @@ __all__ = [
     "keep_partitions",
     "let_fragments_be_old",
     "never_shrink",
+    "see_no_overlaps",
     "tell_all_again",
     "tell_nothing_again",
 ]
@@ -97,6 +98,12 @@ def hide_nothing() -> None:
     audits.ensure_views = lambda session, spec, table, _, **options: ensure(
         session, spec, table, {}, **options
     )
+
+
+def see_no_overlaps() -> None:
+    """Finds no file that others cover, so that ticks move none."""
+    merge: Any = audits._merged
+    audits._merged = lambda *args: [one for one in merge(*args) if not one.excluded]
 
 
 def jump_holes() -> None:
