@@ -167,11 +167,9 @@ class Lane:
 
     def _remember_failed(self, group: list[Pending]) -> None:
         """Remember where producers have to go on, so that no batch behind one that failed is taken for their first."""
-        for pending in group:
-            claim = pending.claim
-            if claim is not None and not pending.done.done():
-                if self._failed.get(claim.producer_id, (-1, 0))[0] != claim.epoch:
-                    self._failed[claim.producer_id] = claim.epoch, claim.first
+        for claim in [each.claim for each in group if each.claim and not each.done.done()]:
+            if self._failed.get(claim.producer_id, (-1, 0))[0] != claim.epoch:
+                self._failed[claim.producer_id] = claim.epoch, claim.first
         while len(self._failed) > _FAILED_MAX:
             del self._failed[next(iter(self._failed))]
 
