@@ -201,9 +201,7 @@ async def test_gap_and_old_epoch_are_refused(wire, client):
 
 async def set_flags(client, flags):
     (listed,) = await client.list(f"name={JOURNAL}")
-    await client.apply(
-        [JournalChange(replace(listed.spec, flags=flags), revision=-1)]
-    )
+    await client.apply([JournalChange(replace(listed.spec, flags=flags), revision=-1)])
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
