@@ -154,7 +154,7 @@ class Sequences:
             return
         if claim.first == former.first and claim.next == former.next:
             raise Duplicate(max(former.offset, -1))
-        if (former.next - claim.first) & _MASK < _HALF:
+        if (former.next - claim.next) & _MASK < _HALF:
             raise Duplicate(-1)
         raise out_of_order(claim, former.next)
 

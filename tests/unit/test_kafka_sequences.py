@@ -60,3 +60,13 @@ def test_forgotten_producer_goes_on():
     assert registers.value_of(FORGOTTEN) == "13"
     # One that can not have been forgotten still has to begin.
     assert code_of(registers, Claim(1000, 0, 5, 1)) is ErrorCode.out_of_order_sequence_number
+
+
+def test_batch_that_is_new_in_part_is_no_duplicate():
+    registers = appended(LabelSet(), Claim(7, 0, 0, 2), Claim(7, 0, 2, 2))
+    for first, count in ((0, 2), (1, 1), (0, 4), (3, 1)):
+        with pytest.raises(Duplicate):
+            Sequences(registers).edit().add(Claim(7, 0, first, count), 0)
+    for first, count in ((0, 5), (2, 3), (3, 2), (5, 1)):
+        code = code_of(registers, Claim(7, 0, first, count))
+        assert code is ErrorCode.out_of_order_sequence_number
