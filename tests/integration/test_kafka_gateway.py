@@ -18,6 +18,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.kafka.sequences import txn_producer
 from gazette_platform.message.uuid import Flags, parse_uuid
 from gazette_platform.protocol import JournalChange, JournalFlag, LabelSet
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
@@ -156,6 +157,19 @@ async def test_acks_0_is_not_answered(wire, client):
     await wire.send("produce", 9, wire.produce_request(TOPIC, (0, batch_of(b"{}")), acks=0))
     assert (await wire.produce(TOPIC, batch_of(b"{}"))).error_code == ErrorCode.none
     assert len((await client.read(JOURNAL).read()).splitlines()) == 2
+
+
+async def test_last_batches_of_a_producer_that_closes_are_appended(gateway, wire, client):
+    async with WireClient.to(gateway.port) as other:
+        for _ in range(30):
+            await other.send(
+                "produce", 9, other.produce_request(TOPIC, (0, batch_of(b"{}")), acks=0)
+            )
+
+    async def are_there():
+        return (await client.read(JOURNAL).read()).count(b"\n") == 30
+
+    await eventually(are_there, timeout_s=10.0)
 
 
 # ------------------------------------------------------------------ idempotent producers
