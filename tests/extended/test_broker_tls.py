@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from dataclasses import replace
+from random import Random
 
 import aiohttp
 import pytest
@@ -79,6 +81,19 @@ async def test_a_broker_with_a_certificate_speaks_tls(cluster, authority):
     assert broker.endpoint.startswith("https://")
     async with client_of(broker, authority) as client:
         await check(client)
+
+
+async def test_large_content_comes_whole_over_tls(cluster, authority):
+    """Large messages are received where they belong, from records of TLS that end anywhere."""
+    brokers = [await cluster.start(**serving(authority), peer_ca_file=authority.ca) for _ in "ab"]
+    spec = replace(SPEC, replication=2)
+    content = [Random(seed).randbytes(3 << 20) for seed in range(4)]
+    async with client_of(brokers[0], authority) as client:
+        await client.apply([JournalChange(spec)])
+        appended = await asyncio.gather(*[client.append(JOURNAL, one) for one in content])
+        got = await client.read(JOURNAL).read()
+    for one, commit in zip(content, appended, strict=True):
+        assert got[commit.begin : commit.end] == one
 
 
 async def refusal(client):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from gazette_platform.broker.epochs import Holder, Past
 from gazette_platform.broker.etcd_records import history_key
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.serving.interface import NotNow
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -152,3 +154,70 @@ async def test_a_deleted_journal_is_compared_with_nothing(bench):
     bench.items.clear()
     await look(bench)
     assert (bench.aside, bench.served.asked) == ([b"content"], [])
+
+
+async def test_a_replica_does_not_wait_for_a_comparison(bench, tasks):
+    """A read may hang: it waits for the replica, whose adoption takes the same lock."""
+    bench.find(b"one", b"two")
+    is_asked = asyncio.Event()
+
+    async def hang(*_args):
+        is_asked.set()
+        await asyncio.Event().wait()
+
+    bench.leftovers.compare_with(hang)
+    looking = tasks.spawn(bench.leftovers.settle_all(), name="look")
+    async with asyncio.timeout(patient(10)):
+        await is_asked.wait()
+    assert not looking.done()
+    async with asyncio.timeout(patient(5)):
+        assert await bench.take() is None
+    looking.cancel()
+    await asyncio.wait([looking])
+    assert (bench.aside, len(bench.leftovers)) == ([], 1)
+
+
+async def test_a_broker_that_leaves_compares_nothing(bench):
+    bench.find(b"content")
+    await bench.leftovers.settle_all(is_leaving=True)
+    assert (bench.served.asked, bench.aside, len(bench.leftovers)) == ([], [], 1)
+
+
+async def test_an_unforeseen_failure_holds_up_no_other_journal(bench):
+    bench.find(b"content")
+    bench.find(b"more", journal="b/journal")
+    bench.journal("b/journal")
+    bench.store(b"content")
+    bench.served.content = b"content"
+    compare = bench.served.compare
+
+    async def fail(journal, *args):
+        if journal != JOURNAL:
+            raise RuntimeError("unforeseen")
+        await compare(journal, *args)
+
+    bench.leftovers.compare_with(fail)
+    await look(bench)
+    assert not bench.leftovers.has(JOURNAL)
+    assert bench.leftovers.has("b/journal")
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_reset_keeps_what_may_differ_from_the_store(bench, is_away):
+    """The store's fragment goes further, so readers take it: these bytes must not be taken for stored."""
+    bench.find(b"onetwo", history="lost")
+    bench.store(b"oneTWOthree")
+    bench.served.content, bench.served.is_away = b"oneTWOthree", is_away
+    await bench.settle(is_given_up=True)
+    assert bench.aside == [b"onetwo"]
+    assert bench.stored == [(0, b"oneTWOthree")]
+
+
+async def test_what_is_being_stored_counts_for_the_order_of_a_reset(bench):
+    """A reset that is tried again must not store a shorter spool first."""
+    bench.find(b"content", history="lost")
+    bench.store_goes_away()
+    await bench.settle(is_given_up=True)
+    assert bench.handed
+    assert bench.leftovers.end_of(JOURNAL) == 7
+    bench.store_comes_back()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hpack import Encoder
 from http2_bench import (
+    LIMITS,
     REFUSED,
     REQUEST,
     START,
@@ -291,6 +293,20 @@ def test_a_place_ends_with_its_stream():
     machine.receive(raw[50_100:] + headers(3) + frame(DATA, END_STREAM, 3, message(b"next")))
     assert machine.outcome() is None
     assert messages(machine)[-2:] == [("message", 3, b"next"), ("end", 3)]
+
+
+def test_a_fault_behind_a_place_ends_the_connection():
+    """A body of another length than announced, once too often: the transport gets a GOAWAY and no exception."""
+    body = message(bytes(200_000))
+    length = str(len(body) + 1).encode()
+    raw = headers(1, (b"content-length", length)) + frame(DATA, END_STREAM, 1, body)
+    machine = Recorder(replace(LIMITS, resets=0))
+    machine.receive(START + raw[:100])
+    rest = raw[100:]
+    machine.place()[:] = rest
+    machine.filled(len(rest))
+    assert machine.outcome() == conn(E.ENHANCE_YOUR_CALM)
+    assert machine.is_over
 
 
 SOUND = {

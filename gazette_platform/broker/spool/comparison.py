@@ -10,6 +10,7 @@ about, so this waits for a while.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
 from gazette_platform.errors import GazetteError
+from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.serving.interface import RpcFailed
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.spool.persister import Persister
     from gazette_platform.broker.spool.recovery import RecoveredFragment, RecoveredTenure
     from gazette_platform.ops.clock import Clock
+    from gazette_platform.ops.faults import Faults
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +36,10 @@ _log = logging.getLogger(__name__)
 # look lists the store: some eight in all.
 _PATIENCE_S: Final = 120.0
 _PAUSE_S: Final = 1.0
-# For one comparison with what brokers serve. The next one goes on where it ended.
+# For one comparison with what brokers serve, and for all of a look. The next one goes on where it ended.
 _READ_S: Final = 30.0
+_LOOK_S: Final = 10.0
+_AT_A_TIME: Final = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +80,8 @@ class _Doubt:
     since: float
     due_at: float
     pause_s: float = _PAUSE_S
+    is_looked: bool = False
+    """Whether all of it was compared, as far as that can be, since the last decision."""
     compared: dict[RecoveredFragment, Compared] = field(default_factory=dict)
 
 
@@ -86,16 +93,20 @@ class Comparison:
         clock: for how long to wait.
         persister: lists what the stores of a journal have.
         spool_dir: below which content is set aside.
+        faults: counts unforeseen errors.
 
     Attributes:
         compare: None: there is nothing to compare with, and all content counts as lacking.
     """
 
-    def __init__(self, *, clock: Clock, persister: Persister, spool_dir: Path) -> None:
+    def __init__(
+        self, *, clock: Clock, persister: Persister, spool_dir: Path, faults: Faults
+    ) -> None:
         self.compare: Compare | None = None
         self._clock = clock
         self._persister = persister
         self._spool_dir = spool_dir
+        self._faults = faults
         self._doubts: dict[RecoveredTenure, _Doubt] = {}
         self._is_announced = False
         self._journals: set[str] = set()
@@ -115,40 +126,73 @@ class Comparison:
         """Compare a tenure no more."""
         self._doubts.pop(found, None)
 
+    async def look(self) -> list[str]:
+        """Compare what is due with what brokers serve, for some seconds.
+
+        Reads may hang, so no lock of a journal may be held meanwhile: its replica would wait for that.
+
+        Returns: journals to decide on. Cancellation: safe.
+        """
+        now = self._clock.monotonic()
+        due = [found for found, doubt in self._doubts.items() if now >= doubt.due_at]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await side_by_side(self._look, due, at_a_time=_AT_A_TIME)
+        return sorted({found.tenure.journal for found in due})
+
+    async def _look(self, found: RecoveredTenure) -> None:
+        doubt = self._doubts.get(found)
+        if doubt is None:
+            return
+        for one in found.fragments:
+            compared = doubt.compared.setdefault(one, Compared(one.state.begin))
+            # It may have been set aside meanwhile, which closes its file.
+            is_open = compared.at < one.state.end and not compared.is_different
+            if is_open and one in found.fragments:
+                file = one.file.hold()
+                journal = found.tenure.journal
+                try:
+                    with self._faults.contained("spool", f"{journal}: comparing a spool"):
+                        await self._compare(journal, one, compared)
+                finally:
+                    file.release()
+        doubt.is_looked = True
+
     async def resolve(self, found: RecoveredTenure, *, waits: bool) -> Resolution | None:
-        """Find out what becomes of the rest of a tenure.
+        """Decide what becomes of the rest of a tenure, by the last `look`.
 
         Args:
-            waits: whether the journal may still get these bytes; else this look decides.
+            waits: whether the journal may still get these bytes; else one look decides.
 
-        Returns: None: look again.
+        Returns: None: it is to be looked at first, or again.
         Cancellation: safe.
         """
         if self.compare is None:
             return Resolution(lacking=[(one, one.state.begin) for one in found.fragments])
         now = self._clock.monotonic()
         doubt = self._doubts.setdefault(found, _Doubt(now, now))
-        if not self.is_due(found):
+        has_time = now - doubt.since < _PATIENCE_S
+        if not self.is_due(found) or (has_time and not doubt.is_looked):
             return None
-        for one in found.fragments:
-            compared = doubt.compared.setdefault(one, Compared(one.state.begin))
-            if compared.at < one.state.end and not compared.is_different:
-                await self._compare(found.tenure.journal, one, compared)
+        doubt.is_looked = False
         resolution = await self._resolution(found, doubt)
         differs = sum(one.is_different for one in doubt.compared.values())
         is_open = len(resolution.stored) + differs < len(found.fragments)
-        if waits and is_open and now - doubt.since < _PATIENCE_S:
+        if waits and is_open and has_time:
             doubt.due_at, doubt.pause_s = now + doubt.pause_s, 2 * doubt.pause_s
             return None
         self._note(found, resolution)
         return resolution
 
-    async def differs(self, journal: str, one: RecoveredFragment) -> bool:
-        """Whether the journal's brokers serve other bytes than a fragment has. Cancellation: safe."""
+    async def is_same(self, journal: str, one: RecoveredFragment) -> bool:
+        """Whether the journal's brokers serve the bytes of a fragment; not if that cannot be found out.
+
+        Cancellation: safe.
+        """
         compared = Compared(one.state.begin)
         if self.compare is not None:
             await self._compare(journal, one, compared)
-        return compared.is_different
+        return self.compare is None or compared.at >= one.state.end
 
     async def _compare(self, journal: str, one: RecoveredFragment, compared: Compared) -> None:
         assert self.compare is not None
@@ -156,14 +200,15 @@ class Comparison:
         try:
             async with asyncio.timeout(_READ_S):
                 await self.compare(journal, compared, one.state.end, read)
-        except (RpcFailed, TimeoutError) as err:
+        except (RpcFailed, OSError) as err:  # a time-out, too
             _log.debug("%s: content is not compared for now: %s", journal, err)
 
     async def _resolution(self, found: RecoveredTenure, doubt: _Doubt) -> Resolution:
         resolution = Resolution()
         same = []
         for one in found.fragments:
-            at = doubt.compared[one].at
+            compared = doubt.compared.get(one)
+            at = one.state.begin if compared is None else compared.at
             if at < one.state.end:
                 resolution.lacking.append((one, at))
             else:

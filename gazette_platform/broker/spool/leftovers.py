@@ -81,7 +81,7 @@ _RECORD_TRIES = 5
 
 _NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
 _SERVED = "the journal has the same bytes, but no store has them yet"
-_OTHERS = "the store has other content at its offsets"
+_OTHERS = "the store has, or may have, other content at its offsets"
 _COPIED = "it is of a copied folder, and the one that was copied may have gone on since"
 
 
@@ -146,7 +146,9 @@ class Leftovers:
         # What the persister has of each tenure; copies have the same id.
         self._storing: dict[RecoveredTenure, list[CompletedSpool]] = {}
         self._saved: set[RecoveredTenure] = set()  # what they lack is reported, and set aside
-        self._comparison = Comparison(clock=clock, persister=persister, spool_dir=spool_dir)
+        self._comparison = Comparison(
+            clock=clock, persister=persister, spool_dir=spool_dir, faults=faults
+        )
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
@@ -188,7 +190,10 @@ class Leftovers:
     def end_of(self, journal: str) -> int:
         """How far content goes that a reset would store of a journal; 0: there is none, or only in copied homes."""
         found = [one for one in self._found.get(journal, []) if not one.is_copied]
-        return max((one.state.end for each in found for one in each.fragments), default=0)
+        ends = [one.state.end for each in found for one in each.fragments]
+        # Also what the persister has: a reset that is tried again must store spools in the same order.
+        ends += [one.fragment.end for each in found for one in self._storing.get(each, ())]
+        return max(ends, default=0)
 
     async def take(
         self, journal: str, create_revision: int, stored_end: Callable[[], Awaitable[int]]
@@ -326,6 +331,9 @@ class Leftovers:
                 await self.settle(journal, is_leaving=is_leaving)
 
         _ = await side_by_side(settle, names, at_a_time=_AT_A_TIME)
+        if not is_leaving:  # the next process compares
+            names = await self._comparison.look()
+            _ = await side_by_side(settle, names, at_a_time=_AT_A_TIME)
         self._comparison.report()
 
     async def settle(
@@ -516,9 +524,10 @@ class Leftovers:
         stored = await self._persister.listed(tenure.journal, tenure.create_revision)
         contradicting = await run_in(self._executor, _contradicting, found, stored)
         for one in found.fragments:
-            # Readers take a stored fragment that goes further, so these bytes would be in the store, and never be read.
+            # The persister takes what the store covers for stored, and readers take a stored fragment that goes
+            # further: what may differ would be gone.
             is_covered = one not in contradicting and stored.covers(one.state.begin, one.state.end)
-            if is_covered and await self._comparison.differs(tenure.journal, one):
+            if is_covered and not await self._comparison.is_same(tenure.journal, one):
                 contradicting.append(one)
         if contradicting:
             await run_in(self._executor, self._set_fragments_aside, found, contradicting, _OTHERS)

@@ -324,10 +324,13 @@ class Endpoint(ABC):
         stream = self._left_stream
         assert stream is not None
         self._left -= size
-        if stream.filled(size):
-            self._count_messages(stream, 1)
-        if not self._left and not self._pad:
-            self._end_frame()
+        try:
+            if stream.filled(size):
+                self._count_messages(stream, 1)
+            if not self._left and not self._pad:
+                self._end_frame()
+        except ConnectionFault as fault:
+            self.end(fault.code, str(fault))
 
     def end(self, code: int, text: str) -> None:
         """End the connection for a fault."""
