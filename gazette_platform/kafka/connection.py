@@ -42,6 +42,8 @@ _SIZE: Final = struct.Struct(">i")
 # Requests that are read and not handled yet, and calls whose answers are awaited.
 _READ_AHEAD_MAX: Final = 4
 _PENDING_MAX: Final = 64
+_LAST_S: Final = 5.0
+"""How long the last calls of a client that has closed may take."""
 # Only batches of records are large. What else is read makes objects that are many times its size.
 _PRODUCE: Final = 0
 _OTHERS_BYTES_MAX: Final = 8 << 20
@@ -127,9 +129,12 @@ class Connection:
                 handling = group.create_task(self._handle())
                 writing = group.create_task(self._write())
                 await reading
-                if self._is_leaving:
-                    await self._frames.join()
-                    await self._answers.join()
+                # A producer that waits for no answers sends, and closes.
+                limit_s = None if self._is_leaving else _LAST_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limit_s):
+                        await self._frames.join()
+                        await self._answers.join()
                 handling.cancel()
                 writing.cancel()
         except* (ConnectionError, TimeoutError, Malformed) as group_error:

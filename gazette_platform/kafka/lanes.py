@@ -25,7 +25,13 @@ from gazette_platform.errors import (
 )
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.records import Lines, Stamp
-from gazette_platform.kafka.sequences import Duplicate, Sequence, Sequences, txn_producer
+from gazette_platform.kafka.sequences import (
+    Duplicate,
+    Sequence,
+    Sequences,
+    out_of_order,
+    txn_producer,
+)
 from gazette_platform.message.uuid import Flags, clock_of, new_producer_id, uuid_text
 
 if TYPE_CHECKING:
@@ -41,6 +47,7 @@ _APPEND_BYTES: Final = 4 << 20
 _ATTEMPTS_MAX: Final = 8
 _NAMED_ATTEMPTS: Final = 4
 _LANES_MAX: Final = 4096
+_FAILED_MAX: Final = 1024
 
 
 class TransactionEnd(NamedTuple):
@@ -92,6 +99,7 @@ class Lane:
         self._task: asyncio.Task[None] | None = None
         self._head = -1  # -1: not known
         self._sequences = Sequences()
+        self._failed: dict[int, tuple[int, int]] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -147,6 +155,7 @@ class Lane:
 
     def _fail(self, group: list[Pending], error: Exception) -> None:
         self._head = -1
+        self._remember_failed(group)
         if not isinstance(error, GazetteError):
             self._gateway.faults.report("kafka", f"append to {self._journal}", error)
         elif code_of(error) is ErrorCode.unknown_topic_or_partition:
@@ -155,6 +164,21 @@ class Lane:
             if not pending.done.done():
                 pending.done.set_exception(KafkaError(code_of(error), str(error)))
                 pending.done.exception()  # the client may be gone, and not ask
+
+    def _remember_failed(self, group: list[Pending]) -> None:
+        """Remember where producers have to go on, so that no batch behind one that failed is taken for their first."""
+        for claim in [each.claim for each in group if each.claim and not each.done.done()]:
+            if self._failed.get(claim.producer_id, (-1, 0))[0] != claim.epoch:
+                self._failed[claim.producer_id] = claim.epoch, claim.first
+        while len(self._failed) > _FAILED_MAX:
+            del self._failed[next(iter(self._failed))]
+
+    def _check_failed(self, claim: Claim) -> None:
+        """Raises: KafkaError: a batch before this one has failed, and did not come again."""
+        epoch, first = self._failed.get(claim.producer_id, (-1, -1))
+        if epoch == claim.epoch and first != claim.first:
+            raise out_of_order(claim, first)
+        self._failed.pop(claim.producer_id, None)
 
     async def _append(self, group: list[Pending]) -> None:
         for attempt in range(_ATTEMPTS_MAX):
@@ -278,10 +302,13 @@ class Lane:
                 at += len(pending.lines.content)
         return refused
 
-    @staticmethod
-    def _add(pending: Pending, claim: Claim, edit: Edit, offset: int) -> None:
+    def _add(self, pending: Pending, claim: Claim, edit: Edit, offset: int) -> None:
         first, _ = pending.clocks
         former = edit.get(claim.producer_id)
+        if former is None:
+            self._check_failed(claim)
+        else:
+            self._failed.pop(claim.producer_id, None)
         number = pending.transaction or (former.transaction if former else 0)
         edit.add(claim, offset, pending.clocks, number)
         if first and former and former.epoch == claim.epoch and former.clock > first:

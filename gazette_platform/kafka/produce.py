@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 _KEY: Final = 0
 _LEAST: Final = 3
 _MOST: Final = 12
+_WAIT_S_LEAST: Final = 1.0
+_WAIT_S_MOST: Final = 60.0
 _ACKS: Final = (-1, 0, 1)
 
 
@@ -123,8 +126,11 @@ class Produce:
         self, call: Call, begun: list[tuple[str, list[tuple[int, Pending | GazetteError]]]]
     ) -> Any:
         topics = []
+        # What was not appended by then may be appended later, as in Kafka.
+        wait_s = min(max(call.request.timeout.total_seconds(), _WAIT_S_LEAST), _WAIT_S_MOST)
+        deadline = asyncio.get_running_loop().time() + wait_s
         for name, parts in begun:
-            answers = [await self._part(call, index, part) for index, part in parts]
+            answers = [await self._part(call, index, part, deadline) for index, part in parts]
             topics.append(
                 call.new("TopicProduceResponse", name=name, partition_responses=tuple(answers))
             )
@@ -132,16 +138,21 @@ class Produce:
             return None
         return call.new("ProduceResponse", responses=tuple(topics))
 
-    async def _part(self, call: Call, index: int, part: Pending | GazetteError) -> Any:
+    async def _part(
+        self, call: Call, index: int, part: Pending | GazetteError, deadline: float
+    ) -> Any:
         error: GazetteError | None
         offset = -1
         if isinstance(part, GazetteError):
             error = part
         else:
             try:
-                offset, error = await part.done, None
+                async with asyncio.timeout_at(deadline):
+                    offset, error = await asyncio.shield(part.done), None
             except GazetteError as err:
                 error = err
+            except TimeoutError:
+                error = KafkaError(ErrorCode.request_timed_out, "the append is still under way")
         bad = error.records if isinstance(error, Refused) else ()
         code = ErrorCode.none if error is None else code_of(error)
         return call.new(

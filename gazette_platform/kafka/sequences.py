@@ -5,6 +5,9 @@ batch its first sequence number and the offset of its first record, negative if 
 ``.<clock>.<acknowledged>.<open>.<transaction>``: the clock of its last message, and that up to which all has ended; where the
 transaction begins that is open, or -1; and the number of that one, or of the last one that ended. An append checks and sets them,
 so that a batch that is sent again is not appended again, and a transaction ends once, whichever gateway takes it, and after any crash.
+
+A producer without a register begins with sequence number 0: a batch before it may have failed, and comes again. The register
+`kafka.forgotten` has the largest id of a producer that was forgotten; one up to that id may go on with any number.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 REGISTER: Final = "kafka.seq."
+FORGOTTEN: Final = "kafka.forgotten"
 PRODUCERS_MAX: Final = 64
 """A journal forgets the producer that was longest silent, as Kafka forgets them after a time."""
 
@@ -102,7 +106,11 @@ class Sequences:
 
     def __init__(self, registers: Iterable[Label] = ()) -> None:
         self._known: dict[int, tuple[str, Sequence]] = {}
+        self.forgotten = -1
+        """The largest id of a producer that was forgotten; -1: none was."""
         for label in registers:
+            if label.name == FORGOTTEN and label.value.isdecimal():
+                self.forgotten = int(label.value)
             number = label.name.removeprefix(REGISTER)
             if number != label.name and number.isdigit():
                 found = Sequence.parse(label.value)
@@ -130,7 +138,9 @@ class Sequences:
         Raises: Duplicate: it was appended. KafkaError: records are missing before it, or another producer has its id.
         """
         if former is None or (former.next < 0 and former.epoch == claim.epoch):
-            return  # forgotten, or new: Kafka takes any sequence number then, too
+            if claim.first and claim.producer_id > self.forgotten:
+                raise out_of_order(claim, 0)
+            return
         if claim.epoch < former.epoch:
             raise KafkaError(
                 ErrorCode.invalid_producer_epoch,
@@ -138,15 +148,15 @@ class Sequences:
             )
         if claim.epoch > former.epoch:
             if claim.first:
-                raise _out_of_order(claim, 0)
+                raise out_of_order(claim, 0)
             return
         if claim.first == former.next:
             return
         if claim.first == former.first and claim.next == former.next:
             raise Duplicate(max(former.offset, -1))
-        if (former.next - claim.first) & _MASK < _HALF:
+        if (former.next - claim.next) & _MASK < _HALF:
             raise Duplicate(-1)
-        raise _out_of_order(claim, former.next)
+        raise out_of_order(claim, former.next)
 
     def edit(self) -> Edit:
         """Begin a change of several producers, for one append."""
@@ -219,6 +229,11 @@ class Edit:
                 exclude[name] = ""
             else:
                 include[name] = known[0]
+        if self._forgotten():
+            if self._before.forgotten < 0:
+                exclude[FORGOTTEN] = ""
+            else:
+                include[FORGOTTEN] = str(self._before.forgotten)
         return LabelSelector(include=LabelSet.of(include), exclude=LabelSet.of(exclude))
 
     @property
@@ -226,11 +241,19 @@ class Edit:
         """The new registers."""
         if self.is_empty:
             return None
-        return LabelSet.of({f"{REGISTER}{key}": str(value) for key, value in self._after.items()})
+        labels = {f"{REGISTER}{key}": str(value) for key, value in self._after.items()}
+        if forgotten := self._forgotten():
+            labels[FORGOTTEN] = str(max(self._before.forgotten, *forgotten))
+        return LabelSet.of(labels)
 
     @property
     def subtract(self) -> LabelSet | None:
         """The registers of producers that are forgotten."""
+        forgotten = {f"{REGISTER}{key}": value for key, value in self._forgotten().items()}
+        return LabelSet.of(forgotten) if forgotten else None
+
+    def _forgotten(self) -> dict[int, str]:
+        """Register values of producers that are forgotten."""
         kept = {
             key: known
             for key, known in self._before.known().items()
@@ -238,9 +261,9 @@ class Edit:
         }
         surplus = len(kept) + len(self._after) - PRODUCERS_MAX
         if self.is_empty or surplus <= 0:
-            return None
+            return {}
         oldest = sorted(kept, key=lambda key: abs(kept[key][1].offset))[:surplus]
-        return LabelSet.of({f"{REGISTER}{key}": kept[key][0] for key in oldest}) if oldest else None
+        return {key: kept[key][0] for key in oldest}
 
 
 def _check_transaction(claim: Claim, former: Sequence | None, transaction: int) -> None:
@@ -257,7 +280,8 @@ def _check_transaction(claim: Claim, former: Sequence | None, transaction: int) 
         )
 
 
-def _out_of_order(claim: Claim, expected: int) -> KafkaError:
+def out_of_order(claim: Claim, expected: int) -> KafkaError:
+    """The answer to a batch that does not follow."""
     return KafkaError(
         ErrorCode.out_of_order_sequence_number,
         f"producer {claim.producer_id}: expected sequence {expected}, and not {claim.first}",

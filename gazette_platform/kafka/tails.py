@@ -121,7 +121,7 @@ class Tail:
             )
             async with reader:
                 while not await self._pump_to_jump(reader):
-                    self._jump(reader.offset)
+                    await self._jump(reader.offset)
         except GazetteError as err:
             self._error = err
         finally:
@@ -150,12 +150,14 @@ class Tail:
             self._lines_end = newline + 1
             self._stirred.set()
 
-    def _jump(self, offset: int) -> None:
-        """Content is gone: what follows begins at `offset`."""
-        if not self._lines_end:
-            self._drop(len(self._buffer))
-            self.position = offset
-        # Else the line that was begun ends in the next one; neither is whole.
+    async def _jump(self, offset: int) -> None:
+        """Content is gone: what follows begins at `offset`. The lines before it are given first."""
+        self._ahead.held -= len(self._buffer) - self._lines_end
+        del self._buffer[self._lines_end :]
+        while self._lines_end:
+            self._room.clear()
+            await self._room.wait()
+        self.position = offset
 
     def _is_full(self) -> bool:
         size = len(self._buffer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+from dataclasses import replace
 from datetime import timedelta
 
 import orjson
@@ -16,6 +17,8 @@ from kio.schema.errors import ErrorCode
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.kafka.sequences import txn_producer
 from gazette_platform.message.uuid import Flags, parse_uuid
+from gazette_platform.protocol import JournalChange, JournalFlag, LabelSet
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
@@ -174,6 +177,19 @@ async def test_acks_0_is_not_answered(wire, client):
     assert len((await client.read(JOURNAL).read()).splitlines()) == 2
 
 
+async def test_last_batches_of_a_producer_that_closes_are_appended(gateway, wire, client):
+    async with WireClient.to(gateway.port) as other:
+        for _ in range(30):
+            await other.send(
+                "produce", 9, other.produce_request(TOPIC, (0, batch_of(b"{}")), acks=0)
+            )
+
+    async def are_there():
+        return (await client.read(JOURNAL).read()).count(b"\n") == 30
+
+    await eventually(are_there, timeout_s=10.0)
+
+
 # ------------------------------------------------------------------ idempotent producers
 
 
@@ -215,8 +231,34 @@ async def test_gap_and_old_epoch_are_refused(wire, client):
     assert len((await client.read(JOURNAL).read()).splitlines()) == 2
 
 
-async def test_sequence_numbers_wrap(wire):
+async def set_flags(client, flags):
+    (listed,) = await client.list(f"name={JOURNAL}")
+    await client.apply([JournalChange(replace(listed.spec, flags=flags), revision=-1)])
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_batch_behind_one_that_failed_waits_for_it(wire, client, is_forgotten):
+    """Producers send up to five batches ahead; the first is sent again after those behind it."""
+    for number in range(80, 80 + 70 * is_forgotten):
+        await wire.produce(TOPIC, numbered(0, b"{}", producer_id=number))
+    before = await client.write_head(JOURNAL)
+    await set_flags(client, JournalFlag.O_RDONLY)
+    failed = await wire.produce(TOPIC, numbered(0, b'{"a":1}'))
+    assert failed.error_code != ErrorCode.none
+    await set_flags(client, JournalFlag.O_RDWR)
+    ahead = await wire.produce(TOPIC, numbered(1, b'{"a":2}'))
+    assert ahead.error_code == ErrorCode.out_of_order_sequence_number
+    for number in range(2):
+        again = await wire.produce(TOPIC, numbered(number, b'{"a":%d}' % (number + 1)))
+        assert again.error_code == ErrorCode.none
+    lines = (await client.read(JOURNAL, before).read()).splitlines()
+    assert [orjson.loads(line)["a"] for line in lines] == [1, 2]
+
+
+async def test_sequence_numbers_wrap(wire, client):
     last = (1 << 31) - 2
+    begun = LabelSet.of({"kafka.seq.7": f"0.{last}.0.0"})
+    await client.append(JOURNAL, b"begun\n", union_registers=begun)
     assert (await wire.produce(TOPIC, numbered(last, b"{}", b"{}"))).error_code == ErrorCode.none
     assert (await wire.produce(TOPIC, numbered(0, b"{}"))).error_code == ErrorCode.none
 
@@ -226,8 +268,10 @@ async def test_producer_that_was_longest_silent_is_forgotten(wire, client):
         produced = await wire.produce(TOPIC, numbered(0, b"{}", producer_id=number))
         assert produced.error_code == ErrorCode.none
     registers = (await client.append(JOURNAL, b"")).registers
-    kept = {int(label.name.rpartition(".")[2]) for label in registers}
+    kept = {int(label.name.rpartition(".")[2]) for label in registers if ".seq." in label.name}
     assert kept == set(range(6, 70))
+    again = await wire.produce(TOPIC, numbered(1, b"{}", producer_id=3))
+    assert again.error_code == ErrorCode.none
 
 
 async def test_other_writers_may_append_to_the_journal(wire, client):
