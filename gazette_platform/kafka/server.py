@@ -15,6 +15,7 @@ from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
 from gazette_platform.kafka.group_store import GroupStore
 from gazette_platform.kafka.lanes import Lanes
 from gazette_platform.kafka.metadata import Metadata
+from gazette_platform.kafka.metrics import KafkaMetrics
 from gazette_platform.kafka.offsets import Offsets
 from gazette_platform.kafka.produce import Produce
 from gazette_platform.kafka.state import Nodes
@@ -48,6 +49,7 @@ class KafkaServer:
     Attributes:
         port: that is bound.
         parts: that answer calls.
+        metrics: what it counts.
 
     Args:
         etcd: connected.
@@ -89,6 +91,8 @@ class KafkaServer:
         self._apis: dict[int, Api] = {}
         self.parts: Sequence[Part] = ()
         self.port = 0
+        self.metrics = KafkaMetrics()
+        self.metrics.gauges["connections"] = self._connections.__len__
 
     async def start(self) -> None:
         """Listen, and register the node.
@@ -113,6 +117,7 @@ class KafkaServer:
             faults=self._faults,
             nodes=nodes,
             topics=Topics(self._client, self._clock),
+            metrics=self.metrics,
         )
         self.parts = parts_of(gateway)
         self._apis = {api.key: api for part in self.parts for api in part.apis}
@@ -150,6 +155,7 @@ class KafkaServer:
             config=self._config,
             budget=self._budget,
             faults=self._faults,
+            metrics=self.metrics,
         )
         self._tasks.spawn(self._run(connection), name="connection")
 

@@ -108,7 +108,7 @@ def broker_component(
     zone = "local" if of == 1 else _ZONES[(number - 1) % len(_ZONES)]
     spool = layout.spool / name
     spool.mkdir(parents=True, exist_ok=True)
-    command = (
+    command: tuple[str, ...] = (
         sys.executable,
         "-m",
         "gazette_platform.cli.gazette",
