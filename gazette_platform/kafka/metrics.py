@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -84,7 +84,7 @@ class KafkaMetrics(Collector):
 
 def has_error(answer: Any) -> bool:
     """Whether an answer, or a part of it, has a code of an error."""
-    if not is_dataclass(answer):
+    if not hasattr(answer, "__dataclass_fields__"):
         return False
     kind: Any = type(answer)
     has_code, parts = _shape(kind)
