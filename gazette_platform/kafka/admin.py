@@ -15,10 +15,12 @@ from gazette_platform.kafka.topic_specs import check_count, configs_of, template
 from gazette_platform.kafka.topics import PARTITION, is_topic_name
 from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol import JournalChange
+from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
+    from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.topics import Topic
     from gazette_platform.kafka.wire import Call
@@ -54,10 +56,10 @@ class Admin:
     async def stop(self) -> None:
         """Nothing to end."""
 
-    async def create(self, name: str) -> Topic:
+    async def create(self, name: str, access: Access) -> Topic:
         """Make a topic with the defaults; another client may be faster. Raises: GazetteError."""
         try:
-            await self._create(name, -1, -1, {})
+            await self._create(name, -1, -1, {}, access=access)
         except KafkaError as err:
             if err.code is not ErrorCode.topic_already_exists:
                 raise
@@ -77,9 +79,12 @@ class Admin:
                 count,
                 replication,
                 configs,
+                access=call.peer.access,
                 only_check=call.get("validate_only", False),
             )
             found = (await self._gateway.topics.current()).topics.get(wanted.name)
+            if found is not None and not call.peer.access.sees(found):
+                found = None
             topics.append(
                 call.new(
                     "CreatableTopicResult",
@@ -101,6 +106,7 @@ class Admin:
         replication: int,
         configs: Mapping[str, str | None],
         *,
+        access: Access,
         only_check: bool = False,
     ) -> None:
         """Raises: GazetteError: the topic is not made."""
@@ -109,6 +115,7 @@ class Admin:
             raise KafkaError(
                 ErrorCode.invalid_topic_exception, f"{name!r} is not a name of a topic"
             )
+        access.check_new(Capability.APPLY, name, gateway.config.prefix)
         if name in (await gateway.topics.current(age_s=0.0)).topics:
             raise KafkaError(ErrorCode.topic_already_exists, f"there is a topic {name}")
         check_count(number := gateway.config.partitions if count == -1 else count)
@@ -116,6 +123,7 @@ class Admin:
         if template.ignored:
             _log.warning("topic %s: no effect have %s", name, ", ".join(template.ignored))
         specs = [template.spec(name, each, gateway.config.prefix) for each in range(number)]
+        access.check_specs(name, specs)
         if not only_check:
             await self._apply([JournalChange(spec) for spec in specs], exists=name)
 
@@ -151,7 +159,11 @@ class Admin:
         results = []
         for wanted in call.request.topics:
             code, text = await _outcome(
-                self._extend, wanted.name, wanted.count, only_check=call.request.validate_only
+                self._extend,
+                wanted.name,
+                wanted.count,
+                access=call.peer.access,
+                only_check=call.request.validate_only,
             )
             results.append(
                 call.new(
@@ -163,8 +175,8 @@ class Admin:
             )
         return call.new("CreatePartitionsResponse", results=tuple(results))
 
-    async def _extend(self, name: str, count: int, *, only_check: bool) -> None:
-        topic = await self._gateway.topics.topic(name)
+    async def _extend(self, name: str, count: int, *, access: Access, only_check: bool) -> None:
+        topic = await self._gateway.topic(access, Capability.APPLY, name)
         if check_count(count) <= len(topic.partitions):
             raise KafkaError(
                 ErrorCode.invalid_partitions,
@@ -176,21 +188,23 @@ class Admin:
             _like(like, f"{directory}/part={number:03}", number)
             for number in range(max(topic.partitions) + 1, count)
         ]
+        access.check_specs(name, specs)
         if specs and not only_check:
             await self._apply([JournalChange(spec) for spec in specs], exists=name)
 
     async def _delete_topics(self, call: Call) -> Any:
-        answers = []
+        answers, access = [], call.peer.access
         if call.version >= 6:
             known = await self._gateway.topics.current(age_s=0.0)
+            by_id = {one.id: one.name for one in known.topics.values() if access.sees(one)}
             wanted = [
-                (each.name or known.name_of(each.topic_id), each.topic_id)
+                (each.name or by_id.get(each.topic_id), each.topic_id)
                 for each in call.request.topics
             ]
         else:
             wanted = [(name, None) for name in call.request.topic_names]
         for name, topic_id in wanted:
-            code, text = await _outcome(self._delete, name)
+            code, text = await _outcome(self._delete, name, access)
             answers.append(
                 call.new(
                     "DeletableTopicResult",
@@ -202,12 +216,15 @@ class Admin:
             )
         return call.new("DeleteTopicsResponse", responses=tuple(answers))
 
-    async def _delete(self, name: str | None) -> None:
+    async def _delete(self, name: str | None, access: Access) -> None:
         if name is None:
             raise KafkaError(ErrorCode.unknown_topic_id, "no topic has this id")
         known = (await self._gateway.topics.current(age_s=0.0)).topics.get(name)
         if known is None:
+            access.check_new(Capability.APPLY, name, self._gateway.config.prefix)
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name}")
+        for partition in known.partitions.values():
+            access.check(Capability.APPLY, partition)
         await self._apply(
             [
                 JournalChange(None, each.journal, each.listing.mod_revision)
@@ -221,7 +238,9 @@ class Admin:
             configs: dict[str, str] = {}
             code, text = ErrorCode.none, None
             try:
-                configs = await self._configs(wanted.resource_type, wanted.resource_name)
+                configs = await self._configs(
+                    call.peer.access, wanted.resource_type, wanted.resource_name
+                )
             except GazetteError as err:
                 code, text = code_of(err), str(err)
             names = wanted.configuration_keys
@@ -254,10 +273,10 @@ class Admin:
             )
         return call.new("DescribeConfigsResponse", results=tuple(results))
 
-    async def _configs(self, kind: int, name: str) -> dict[str, str]:
+    async def _configs(self, access: Access, kind: int, name: str) -> dict[str, str]:
         config = self._gateway.config
         if kind == _TOPIC_RESOURCE:
-            return configs_of(await self._gateway.topics.topic(name))
+            return configs_of(await self._gateway.topic(access, Capability.LIST, name))
         if kind == _BROKER_RESOURCE:
             return {
                 "auto.create.topics.enable": str(config.auto_create).lower(),

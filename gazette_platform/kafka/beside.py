@@ -72,6 +72,7 @@ class BrokerWithKafka:
                 trusted_ca_file=path(served.peer_ca_file),
                 auth_keys=served.auth_keys,
             ),
+            auth=broker.context.auth,
             clock=SystemClock(),
             faults=self.faults,
             broker=broker.context.process_id.name,

@@ -13,6 +13,8 @@ import struct
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from gazette_platform.errors import GazetteError
+from gazette_platform.kafka.access import Access
+from gazette_platform.kafka.login import DECIDED, LOGIN, SASL_AUTHENTICATE
 from gazette_platform.kafka.wire import (
     API_VERSIONS,
     SIZE_BYTES,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from gazette_platform.kafka.metrics import KafkaMetrics
     from gazette_platform.kafka.wire import Api, Call
     from gazette_platform.ops.faults import Faults
+    from gazette_platform.serving.auth import Authenticator
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +43,12 @@ _SIZE: Final = struct.Struct(">i")
 # Requests that are read and not handled yet, and calls whose answers are awaited.
 _READ_AHEAD_MAX: Final = 4
 _PENDING_MAX: Final = 64
+# Only batches of records are large. What else is read makes objects that are many times its size.
+_PRODUCE: Final = 0
+_OTHERS_BYTES_MAX: Final = 8 << 20
+# Of clients that have not logged in.
+_LOGIN_BYTES_MAX: Final = 1 << 16
+_LOGIN_S: Final = 30.0
 
 
 @final
@@ -74,6 +83,7 @@ class Connection:
     Args:
         apis: by key.
         budget: of bytes of requests, of all connections.
+        auth: verifies tokens.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class Connection:
         budget: Budget,
         faults: Faults,
         metrics: KafkaMetrics,
+        auth: Authenticator,
     ) -> None:
         self._metrics = metrics
         self._reader = reader
@@ -95,7 +106,10 @@ class Connection:
         self._budget = budget
         self._faults = faults
         address = writer.get_extra_info("peername")
-        self.peer = Peer(str(address[0]) if address else "")
+        self._access = Access(auth)
+        self._has_keys = auth.everyone is None
+        self._expiry: asyncio.TimerHandle | None = None
+        self.peer = Peer(str(address[0]) if address else "", self._access)
         self._frames: asyncio.Queue[bytes] = asyncio.Queue(_READ_AHEAD_MAX)
         self._answers: asyncio.Queue[tuple[Call | None, Any, int]] = asyncio.Queue(_PENDING_MAX)
         self._held = 0
@@ -126,13 +140,16 @@ class Connection:
                 level = logging.WARNING if isinstance(error, Malformed) else logging.DEBUG
                 _log.log(level, "Kafka client %s: %s", self.peer.host, error)
         finally:
+            self._expire_after(None)
             self.peer.close()
             self._writer.close()
             await self._budget.give(self._held)
 
     async def _read(self) -> None:
         while True:
-            async with asyncio.timeout(self._config.idle_s):
+            is_closed = self._access.is_closed
+            idle_s = min(self._config.idle_s, _LOGIN_S) if is_closed else self._config.idle_s
+            async with asyncio.timeout(idle_s):
                 try:
                     head = await self._reader.readexactly(SIZE_BYTES)
                 except asyncio.IncompleteReadError:
@@ -142,9 +159,11 @@ class Connection:
                 raise Malformed(
                     f"a request of {size} bytes (--kafka.request-bytes-max is {self._config.request_bytes_max})"
                 )
+            if size > _LOGIN_BYTES_MAX and self._access.is_closed:
+                raise Malformed(f"a request of {size} bytes: {self._access.why}")
             await self._budget.take(size)
             self._held += size
-            async with asyncio.timeout(self._config.idle_s):
+            async with asyncio.timeout(idle_s):
                 try:
                     frame = await self._reader.readexactly(size)
                 except asyncio.IncompleteReadError:
@@ -160,6 +179,8 @@ class Connection:
             self._frames.task_done()
 
     async def _answer(self, frame: bytes) -> tuple[Call | None, Any]:
+        if self._access.is_raw:
+            return None, self._raw_login(frame)
         head = read_head(frame)
         api = self._apis.get(head.key)
         if head.key == API_VERSIONS and (api is None or not api.least <= head.version <= api.most):
@@ -169,12 +190,18 @@ class Connection:
             self._metrics.closed("unsupported" if api is None else api.name)
             raise Malformed(f"request {head.key} of version {head.version} is not supported")
         try:
+            if self._access.is_closed and head.key not in LOGIN:
+                raise Malformed(f"{api.name}: {self._access.why}")
+            if self._has_keys and head.key not in DECIDED:
+                raise Malformed(f"{api.name} is not served while there are keys")
+            if len(frame) > _OTHERS_BYTES_MAX and head.key != _PRODUCE:
+                raise Malformed(f"{api.name}: a request of {len(frame)} bytes")
             call = read_call(api, frame, self.peer)
         except Malformed:
             self._metrics.closed(api.name)
             raise
         try:
-            return call, await api.handle(call)
+            answer = await api.handle(call)
         except GazetteError as err:
             self._metrics.closed(api.name)
             raise Malformed(f"{api.name}: {err}") from err
@@ -182,6 +209,37 @@ class Connection:
             self._metrics.closed(api.name)
             self._faults.report("kafka", f"{api.name} of {self.peer.host}", err)
             raise Malformed(f"{api.name}: {type(err).__name__}") from err
+        if head.key == SASL_AUTHENTICATE:
+            self._logged_in()
+        return call, answer
+
+    def _raw_login(self, content: bytes) -> bytes:
+        """A login without a request around it, as it follows a SaslHandshake of version 0."""
+        try:
+            self.peer.principal = self._access.log_in(content)
+        except GazetteError as err:
+            raise Malformed(f"may not log in: {err}") from err
+        self._logged_in()
+        return _SIZE.pack(0)
+
+    def _logged_in(self) -> None:
+        """End when the token does, unless the client logs in again before; or now, if it was refused."""
+        if self._access.is_closed:
+            self.leave()
+        self._expire_after(self._access.remaining_s)
+
+    def _expire_after(self, seconds: float | None) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._expiry = loop.call_later(max(0.0, seconds), self._expire)
+
+    def _expire(self) -> None:
+        self._access.close("the token has expired, and the client has not logged in with a new one")
+        _log.warning("Kafka client %s is left: %s", self.peer.host, self._access.why)
+        self.leave()
 
     async def _write(self) -> None:
         while True:

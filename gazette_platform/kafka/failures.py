@@ -46,8 +46,8 @@ _CODES: Final[Mapping[type[BaseException], ErrorCode]] = {
     errors.EtcdError: ErrorCode.coordinator_not_available,
     errors.StoreError: ErrorCode.kafka_storage_error,
     errors.ValidationError: ErrorCode.invalid_request,
-    Unauthenticated: ErrorCode.sasl_authentication_failed,
     Forbidden: ErrorCode.topic_authorization_failed,
+    Unauthenticated: ErrorCode.sasl_authentication_failed,
     TimeoutError: ErrorCode.request_timed_out,
 }
 

@@ -19,6 +19,7 @@ from gazette_platform.kafka.marks import Marks, has_marks
 from gazette_platform.kafka.records import decode_lines
 from gazette_platform.kafka.tails import ReadAhead, Tail
 from gazette_platform.kafka.wire import Api
+from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,10 +107,13 @@ class Fetch:
             for each in topic.partitions
         ]
         for each in wanted:
-            await self._follow(reads, each)
+            await self._follow(call.peer, reads, each)
         self._drop_idle(reads)
         is_committed = request.isolation_level == _COMMITTED
+        left_s = call.peer.access.remaining_s  # of the token
         wait_s = min(request.max_wait.total_seconds(), _WAIT_S_MAX)
+        if left_s is not None:
+            wait_s = min(wait_s, max(0.0, left_s))
         await self._wait(reads, wanted, wait_s, request.min_bytes, is_committed=is_committed)
         return self._answer(call, wanted, is_committed=is_committed)
 
@@ -120,12 +124,11 @@ class Fetch:
             peer.on_close(reads.close)
         return reads
 
-    async def _follow(self, reads: _Reads, wanted: _Wanted) -> None:
+    async def _follow(self, peer: Peer, reads: _Reads, wanted: _Wanted) -> None:
         """Have a tail at the place that is wanted."""
         key = wanted.topic, wanted.index
         try:
-            topics = self._gateway.topics
-            partition = topics.known(*key) or await topics.partition(*key)
+            partition = await self._gateway.partition(peer, Capability.READ, *key)
             wanted.form = partition.form
             followed = reads.followed.get(key)
             if (

@@ -16,13 +16,18 @@ from gazette_platform.kafka.metrics import KafkaMetrics
 from gazette_platform.kafka.topics import TOPIC, Partition, Topic, TopicMap, map_topics
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from gazette_platform.client import AsyncClient
     from gazette_platform.etcd import EtcdClient, Lease
+    from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.config import KafkaConfig
     from gazette_platform.kafka.state import Nodes
+    from gazette_platform.kafka.wire import Peer
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol.auth import Capability
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +116,46 @@ class Gateway:
     nodes: Nodes
     topics: Topics
     metrics: KafkaMetrics = field(default_factory=KafkaMetrics)
+
+    async def partition(
+        self, peer: Peer, capability: Capability, name: str, number: int
+    ) -> Partition:
+        """A partition that a client may do something with.
+
+        Raises: KafkaError: there is none, or the client may not; TransportError.
+        """
+        try:
+            found = self.topics.known(name, number) or await self.topics.partition(name, number)
+        except KafkaError:
+            peer.access.check_new(capability, name, self.config.prefix)
+            raise
+        peer.access.check(capability, found)
+        return found
+
+    async def topic(self, access: Access, capability: Capability, name: str) -> Topic:
+        """A topic that a client may do something with, all of it.
+
+        Raises: KafkaError: there is none, or the client may not; TransportError.
+        """
+        try:
+            found = await self.topics.topic(name)
+        except KafkaError:
+            access.check_new(capability, name, self.config.prefix)
+            raise
+        for partition in found.partitions.values():
+            access.check(capability, partition)
+        return found
+
+    async def check_journals(
+        self, access: Access, capability: Capability, journals: Collection[str]
+    ) -> None:
+        """Raises: KafkaError: a client may not do something with the journals of a transaction."""
+        if not journals or access.may_all(capability):
+            return
+        for topic in (await self.topics.current()).topics.values():
+            for partition in topic.partitions.values():
+                if partition.journal in journals:
+                    access.check(capability, partition)
 
 
 def cluster_id(etcd_cluster: int, prefix: str) -> str:

@@ -15,7 +15,9 @@ from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.group_types import GroupState, Join, Joined, Protocol, Sync, Synced
 from gazette_platform.kafka.live_groups import Later, group_place
 from gazette_platform.kafka.live_transactions import transaction_place
+from gazette_platform.kafka.login import check_group
 from gazette_platform.kafka.wire import Api
+from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,6 +116,7 @@ class GroupCoordinator:
             skips_assignment=call.version >= 9,
         )
         try:
+            check_group(call)
             live = await self._groups.get(request.group_id)
             async with live.lock:
                 live.check()
@@ -135,6 +138,7 @@ class GroupCoordinator:
             assignments=tuple((one.member_id, one.assignment) for one in request.assignments),
         )
         try:
+            check_group(call)
             live = self._groups.of_member(request.group_id)
             async with live.lock:
                 live.check()
@@ -148,6 +152,7 @@ class GroupCoordinator:
     async def _heartbeat(self, call: Call) -> Any:
         request = call.request
         try:
+            check_group(call)
             live = self._groups.of_member(request.group_id)
             error = live.group.heartbeat(
                 self._groups.now,
@@ -164,6 +169,7 @@ class GroupCoordinator:
         leaving: tuple[Any, ...] = call.get("members") or (request,)
         names = [(one.member_id, getattr(one, "group_instance_id", None)) for one in leaving]
         try:
+            check_group(call)
             live = self._groups.of_member(request.group_id)
             async with live.lock:
                 live.check()
@@ -192,6 +198,7 @@ class GroupCoordinator:
         kind, protocol = "", ""
         members: tuple[Any, ...] = ()
         try:
+            check_group(call, Capability.LIST, of_all=True)
             self._groups.check(group_id)
             live = self._groups.known(group_id)
             if live is not None:
@@ -225,7 +232,8 @@ class GroupCoordinator:
         states = {state.lower() for state in call.get("states_filter", ())}
         kinds = {kind.lower() for kind in call.get("types_filter", ())}
         try:
-            stored = await self._groups.store.all_groups()
+            is_seen = call.peer.access.may_all(Capability.LIST)
+            stored = await self._groups.store.all_groups() if is_seen else {}
         except GazetteError as err:
             return call.new("ListGroupsResponse", error_code=code_of(err), groups=())
         groups = []
@@ -252,15 +260,16 @@ class GroupCoordinator:
                 call.new(
                     "DeletableGroupResult",
                     group_id=group_id,
-                    error_code=await self._deleted(group_id),
+                    error_code=await self._deleted(call, group_id),
                 )
                 for group_id in call.request.groups_names
             ]
         )
         return call.new("DeleteGroupsResponse", results=results)
 
-    async def _deleted(self, group_id: str) -> ErrorCode:
+    async def _deleted(self, call: Call, group_id: str) -> ErrorCode:
         try:
+            check_group(call, Capability.APPLY, of_all=True)
             self._groups.check(group_id)
             if await self._groups.store.record(group_id) is None:
                 raise KafkaError(ErrorCode.group_id_not_found)

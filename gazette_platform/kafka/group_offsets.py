@@ -15,7 +15,9 @@ from kio.serial import entity_reader
 from gazette_platform.errors import Fenced, GazetteError
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.group_store import Committed
+from gazette_platform.kafka.login import check_group
 from gazette_platform.kafka.wire import Api
+from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from gazette_platform.kafka.group_store import Offsets
     from gazette_platform.kafka.groups import Group
     from gazette_platform.kafka.live_groups import LiveGroup, LiveGroups
-    from gazette_platform.kafka.wire import Call
+    from gazette_platform.kafka.wire import Call, Peer
 
 METADATA_CHARS_MAX: Final = 4096
 _NONE: Final = Committed(-1, -1, "", 0, 0)
@@ -34,7 +36,7 @@ Errors = dict[tuple[str, int], ErrorCode]
 
 
 async def checked_offsets(
-    gateway: Gateway, topics: Iterable[Any], *, now_ms: int
+    gateway: Gateway, peer: Peer, topics: Iterable[Any], *, now_ms: int
 ) -> tuple[dict[str, Offsets], Errors]:
     """Offsets of a request that may be stored, by topic, and the errors of all of its partitions.
 
@@ -53,7 +55,7 @@ async def checked_offsets(
                 error = ErrorCode.offset_metadata_too_large
             else:
                 try:
-                    partition = await gateway.topics.partition(topic.name, number)
+                    partition = await gateway.partition(peer, Capability.READ, topic.name, number)
                     epoch = getattr(one, "committed_leader_epoch", -1)
                     created = partition.listing.created
                     committed = Committed(one.committed_offset, epoch, metadata, created, now_ms)
@@ -115,6 +117,7 @@ class GroupOffsets:
         errors: Errors = {}
         refused = ErrorCode.none
         try:
+            check_group(call)
             generation = call.get("generation_id_or_member_epoch", call.get("generation_id", -1))
             if generation < 0:
                 live = await self._groups.get(request.group_id)
@@ -127,7 +130,7 @@ class GroupOffsets:
             )
             if refused is ErrorCode.none:
                 accepted, errors = await checked_offsets(
-                    self._gateway, request.topics, now_ms=self._groups.now_ms
+                    self._gateway, call.peer, request.topics, now_ms=self._groups.now_ms
                 )
                 await self._store(live, accepted)
         except GazetteError as err:
@@ -160,7 +163,7 @@ class GroupOffsets:
                 [await self._fetched_group(call, one, is_stable) for one in request.groups]
             )
             return call.new("OffsetFetchResponse", groups=groups)
-        error, found = await self._found(request.group_id, request.topics, is_stable)
+        error, found = await self._found(call, request.group_id, request.topics, is_stable)
         return call.new(
             "OffsetFetchResponse",
             topics=_topics(call, found, "OffsetFetchResponseTopic", "OffsetFetchResponsePartition"),
@@ -168,7 +171,7 @@ class GroupOffsets:
         )
 
     async def _fetched_group(self, call: Call, group: Any, is_stable: bool) -> Any:  # noqa: FBT001  of the request
-        error, found = await self._found(group.group_id, group.topics, is_stable)
+        error, found = await self._found(call, group.group_id, group.topics, is_stable)
         return call.new(
             "OffsetFetchResponseGroup",
             group_id=group.group_id,
@@ -180,6 +183,7 @@ class GroupOffsets:
 
     async def _found(
         self,
+        call: Call,
         group_id: str,
         topics: Any,
         is_stable: bool,  # noqa: FBT001  of the request
@@ -187,6 +191,7 @@ class GroupOffsets:
         """Offsets by topic and partition; of all that have one if `topics` is None."""
         store = self._groups.store
         try:
+            check_group(call)
             self._groups.check(group_id)
             # Before the offsets: a transaction that ends in between shows its offsets.
             pending = await store.pending(group_id) if is_stable else set()
@@ -203,12 +208,18 @@ class GroupOffsets:
                 name: dict.fromkeys(numbers, (error, _NONE)) for name, numbers in named.items()
             }
         found: dict[str, dict[int, tuple[ErrorCode, Committed]]] = {}
+        access = call.peer.access
         for name, numbers in wanted.items():
             topic = known.get(name)
             answers = found.setdefault(name, {})
             for number in numbers:
                 one = stored.get(name, {}).get(number, _NONE)
                 partition = topic.partitions.get(number) if topic is not None else None
+                if partition is not None and not access.may(
+                    Capability.READ, partition.listing.spec
+                ):
+                    answers[number] = (ErrorCode.topic_authorization_failed, _NONE)
+                    continue
                 if partition is None or partition.listing.created != one.created:
                     one = _NONE
                 unstable = (name, number) in pending
@@ -216,7 +227,11 @@ class GroupOffsets:
                 answers[number] = (error, _NONE if unstable else one)
         if topics is None:
             found = {
-                name: {n: one for n, one in answers.items() if one != (ErrorCode.none, _NONE)}
+                name: {
+                    n: (error, one)
+                    for n, (error, one) in answers.items()
+                    if one != _NONE or error is ErrorCode.unstable_offset_commit
+                }
                 for name, answers in found.items()
             }
         return ErrorCode.none, found
@@ -227,6 +242,7 @@ class GroupOffsets:
         request = call.request
         errors: Errors = {}
         try:
+            check_group(call)
             self._groups.check(request.group_id)
             if await self._groups.store.record(request.group_id) is None:
                 raise KafkaError(ErrorCode.group_id_not_found)
@@ -238,8 +254,13 @@ class GroupOffsets:
                 for one in topic.partitions:
                     is_busy = busy is None or topic.name in busy
                     error = ErrorCode.group_subscribed_to_topic if is_busy else ErrorCode.none
+                    partition = self._gateway.topics.known(topic.name, one.partition_index)
+                    if partition is not None:
+                        spec = partition.listing.spec
+                        if not call.peer.access.may(Capability.READ, spec):
+                            error = ErrorCode.topic_authorization_failed
                     errors[topic.name, one.partition_index] = error
-                    if not is_busy:
+                    if error is ErrorCode.none:
                         changes.setdefault(topic.name, {})[one.partition_index] = None
             await self._store(live, changes)
         except GazetteError as err:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import GazetteError
+from gazette_platform.kafka.access import SEEN_BY
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.gateway import FRESH_S
 from gazette_platform.kafka.topics import is_topic_name
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from uuid import UUID
 
+    from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.topics import Partition, Topic
     from gazette_platform.kafka.wire import Call
 
-    CreateTopic = Callable[[str], Awaitable[Topic]]
+    CreateTopic = Callable[[str, Access], Awaitable[Topic]]
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +69,9 @@ class Metadata:
         wanted = call.request.topics
         known = await self._gateway.topics.current(age_s=FRESH_S)
         if wanted is None or (call.version == 0 and not wanted):
-            found = [self._found(call, topic) for topic in known.topics.values()]
+            access = call.peer.access
+            seen = (one for one in known.topics.values() if access.sees(one, named=False))
+            found = [self._found(call, topic) for topic in seen]
         else:
             found = [await self._wanted(call, each) for each in wanted]
         return call.new(
@@ -85,7 +89,7 @@ class Metadata:
             if name is None:
                 known = await self._gateway.topics.current()
                 topic = known.by_id(topic_id) if topic_id is not None else None
-                if topic is None:
+                if topic is None or not call.peer.access.sees(topic):
                     raise KafkaError(ErrorCode.unknown_topic_id)
             else:
                 topic = await self._named(call, name)
@@ -102,12 +106,20 @@ class Metadata:
     async def _named(self, call: Call, name: str) -> Topic:
         if not is_topic_name(name):
             raise KafkaError(ErrorCode.invalid_topic_exception)
+        access, prefix = call.peer.access, self._gateway.config.prefix
         topic = (await self._gateway.topics.current()).topics.get(name)
-        if topic is not None:
-            return topic
-        if self._create is not None and call.get("allow_auto_topic_creation", True):
-            return await self._create(name)
-        return await self._gateway.topics.topic(name)
+        if (
+            topic is None
+            and self._create is not None
+            and call.get("allow_auto_topic_creation", True)
+        ):
+            topic = await self._create(name, access)
+        if topic is None:
+            access.check_new(SEEN_BY, name, prefix)
+            topic = await self._gateway.topics.topic(name)
+        if not access.sees(topic):
+            raise KafkaError(ErrorCode.topic_authorization_failed, f"{name} may not be listed")
+        return topic
 
     def _found(self, call: Call, topic: Topic) -> Any:
         return call.new(

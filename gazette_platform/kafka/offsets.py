@@ -16,6 +16,7 @@ from gazette_platform.kafka.records import decode_lines
 from gazette_platform.kafka.sequences import Sequences
 from gazette_platform.kafka.tails import log_end, log_start
 from gazette_platform.kafka.wire import Api
+from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,7 +75,9 @@ class Offsets:
     async def _part(self, call: Call, topic: str, wanted: Any, *, is_committed: bool) -> Any:
         error, place = ErrorCode.none, (-1, -1)
         try:
-            partition = await self._gateway.topics.partition(topic, wanted.partition_index)
+            partition = await self._gateway.partition(
+                call.peer, Capability.READ, topic, wanted.partition_index
+            )
             place = await self._place(partition, wanted.timestamp, is_committed=is_committed)
         except GazetteError as err:
             error = code_of(err)
@@ -151,7 +154,9 @@ class Offsets:
             for each in topic.partitions:
                 error, end = ErrorCode.none, -1
                 try:
-                    partition = await self._gateway.topics.partition(topic.topic, each.partition)
+                    partition = await self._gateway.partition(
+                        call.peer, Capability.READ, topic.topic, each.partition
+                    )
                     end = await log_end(self._gateway, partition.journal)
                 except GazetteError as err:
                     error = code_of(err)

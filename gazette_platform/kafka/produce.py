@@ -18,6 +18,7 @@ from gazette_platform.kafka.topic_specs import MAX_BYTES
 from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.wire import Api
 from gazette_platform.message.uuid import Flags
+from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
@@ -79,8 +80,7 @@ class Produce:
 
     async def _begin(self, call: Call, topic: str, data: Any) -> Pending:
         """Raises: GazetteError: the records cannot be taken."""
-        topics = self._gateway.topics
-        partition = topics.known(topic, data.index) or await topics.partition(topic, data.index)
+        partition = await self._gateway.partition(call.peer, Capability.APPEND, topic, data.index)
         if not data.records:
             raise KafkaError(ErrorCode.invalid_record, "a request holds no batch for a partition")
         batch = read_batch(data.records, limit=self._limit(partition))

@@ -14,6 +14,7 @@ from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
 from gazette_platform.kafka.group_store import GroupStore
 from gazette_platform.kafka.lanes import Lanes
+from gazette_platform.kafka.login import Login
 from gazette_platform.kafka.metadata import Metadata
 from gazette_platform.kafka.metrics import KafkaMetrics
 from gazette_platform.kafka.offsets import Offsets
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
     from gazette_platform.kafka.wire import Call, Part
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
+    from gazette_platform.serving.auth import Authenticator
 
 _log = logging.getLogger(__name__)
 
 _READ_BUFFER_BYTES: Final = 1 << 20
 _LEAVE_S: Final = 5.0
+_HANDSHAKE_S: Final = 15.0
 
 
 @final
@@ -56,8 +59,9 @@ class KafkaServer:
         etcd_prefix: of the cluster of brokers.
         lease: that the node lives under.
         brokers: how to reach the brokers.
-        broker: zone and suffix of the broker whose process this is; empty: none.
+        auth: verifies the tokens of clients.
         tls: of the port; None: it is plain.
+        broker: zone and suffix of the broker whose process this is; empty: none.
     """
 
     def __init__(
@@ -68,20 +72,22 @@ class KafkaServer:
         etcd_prefix: str,
         lease: Lease,
         brokers: ClientConfig,
+        auth: Authenticator,
+        tls: SSLContext | None,
         clock: Clock,
         faults: Faults,
         broker: str = "",
-        tls: SSLContext | None = None,
     ) -> None:
         self._config = config
         self._broker = broker
-        self._tls = tls
         self._tasks = TaskGroup("kafka", faults=faults)
         self._faults = faults
         self._lease = lease
         self._etcd = etcd
         self._etcd_prefix = etcd_prefix
         self._client = AsyncClient(brokers, clock=clock)
+        self._auth = auth
+        self._tls = tls
         self._clock = clock
         self._budget = Budget(config.buffer_bytes_max)
         self._connections: set[Connection] = set()
@@ -142,7 +148,10 @@ class KafkaServer:
             reader = asyncio.StreamReader(limit=_READ_BUFFER_BYTES, loop=loop)
             return asyncio.StreamReaderProtocol(reader, self._serve, loop=loop)
 
-        return await loop.create_server(accept, sock=sock, backlog=BACKLOG, ssl=self._tls)
+        limit_s = None if self._tls is None else _HANDSHAKE_S
+        return await loop.create_server(
+            accept, sock=sock, backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=limit_s
+        )
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._tasks.is_closed:
@@ -156,6 +165,7 @@ class KafkaServer:
             budget=self._budget,
             faults=self._faults,
             metrics=self.metrics,
+            auth=self._auth,
         )
         self._tasks.spawn(self._run(connection), name="connection")
 
@@ -195,6 +205,7 @@ def parts_of(gateway: Gateway) -> tuple[Part, ...]:
     groups = GroupStore(gateway.etcd, gateway.etcd_prefix, tasks=gateway.tasks)
     transactions = TxnStore(gateway.etcd, gateway.etcd_prefix, groups)
     return (
+        Login(),
         Metadata(gateway, admin.create if gateway.config.auto_create else None),
         admin,
         Produce(gateway, lanes, transactions),

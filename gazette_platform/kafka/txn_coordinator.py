@@ -15,6 +15,7 @@ from gazette_platform.kafka.group_coordinator import GroupCoordinator
 from gazette_platform.kafka.group_offsets import GroupOffsets, checked_offsets, offset_answers
 from gazette_platform.kafka.live_groups import LiveGroups
 from gazette_platform.kafka.live_transactions import LiveTransactions
+from gazette_platform.kafka.login import check_group
 from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.transactions import (
     TxnState,
@@ -25,6 +26,7 @@ from gazette_platform.kafka.transactions import (
     init_producer,
 )
 from gazette_platform.kafka.wire import Api
+from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,9 +87,13 @@ class TxnCoordinator:
         error, producer_id, epoch = ErrorCode.none, -1, -1
         try:
             if request.transactional_id is None:
+                call.peer.access.check_any(
+                    Capability.APPEND, ErrorCode.cluster_authorization_failed
+                )
                 producer_id, epoch = await self._transactions.store.new_producer_id(), 0
             else:
                 claimed = call.get("producer_id", -1), call.get("producer_epoch", -1)
+                await self._allow(call, request.transactional_id)
                 timeout_ms = round(request.transaction_timeout.total_seconds() * 1000)
                 producer_id, epoch = await self._init_transactional(
                     request.transactional_id, claimed, timeout_ms
@@ -149,11 +155,12 @@ class TxnCoordinator:
         errors: dict[tuple[str, int], ErrorCode] = {}
         journals: list[str] = []
         try:
+            await self._allow(call, request.v3_and_below_transactional_id)
             for topic in topics:
                 for number in topic.partitions:
                     errors[topic.name, number] = ErrorCode.operation_not_attempted
                     try:
-                        journals.append(await self._journal(topic.name, number))
+                        journals.append(await self._journal(call, topic.name, number))
                     except KafkaError as err:
                         errors[topic.name, number] = err.code
             if len(journals) == len(errors):
@@ -183,9 +190,18 @@ class TxnCoordinator:
         )
         return call.new("AddPartitionsToTxnResponse", results_by_topic_v3_and_below=results)
 
-    async def _journal(self, topic: str, number: int) -> str:
+    async def _allow(self, call: Call, transactional_id: str) -> None:
+        """Raises: KafkaError: the client may not append to the journals of the transaction."""
+        access, code = call.peer.access, ErrorCode.transactional_id_authorization_failed
+        access.check_any(Capability.APPEND, code)
+        live = await self._transactions.get(transactional_id)
+        if live.stored is not None:
+            journals = live.transaction.journals
+            await self._gateway.check_journals(access, Capability.APPEND, journals)
+
+    async def _journal(self, call: Call, topic: str, number: int) -> str:
         """The journal of a partition. Raises: KafkaError: there is none, or it holds no transactions."""
-        partition = await self._gateway.topics.partition(topic, number)
+        partition = await self._gateway.partition(call.peer, Capability.APPEND, topic, number)
         if partition.form is Form.PLAIN:
             text = f"topic {topic} holds no transactions (kafka.meta=none)"
             raise KafkaError(ErrorCode.unsupported_for_message_format, text)
@@ -197,6 +213,8 @@ class TxnCoordinator:
         try:
             if not request.group_id:
                 raise KafkaError(ErrorCode.invalid_group_id)
+            check_group(call)
+            await self._allow(call, request.transactional_id)
             claimed = request.producer_id, request.producer_epoch
             await self._add(request.transactional_id, claimed, groups=(request.group_id,))
         except GazetteError as err:
@@ -236,6 +254,10 @@ class TxnCoordinator:
     async def _keep_offsets(self, call: Call) -> dict[tuple[str, int], ErrorCode]:
         """Keep offsets until the transaction ends. This node coordinates the group, not the transaction."""
         request, store = call.request, self._transactions.store
+        check_group(call)
+        call.peer.access.check_any(
+            Capability.APPEND, ErrorCode.transactional_id_authorization_failed
+        )
         self._groups.check(request.group_id)
         generation, member_id = call.get("generation_id", -1), call.get("member_id", "")
         group_revision: int | None = None
@@ -251,7 +273,7 @@ class TxnCoordinator:
             raise KafkaError(ErrorCode.invalid_producer_id_mapping)
         _check_open(stored, (request.producer_id, request.producer_epoch), request.group_id)
         accepted, errors = await checked_offsets(
-            self._gateway, request.topics, now_ms=self._groups.now_ms
+            self._gateway, call.peer, request.topics, now_ms=self._groups.now_ms
         )
         if accepted:
             try:
@@ -273,6 +295,7 @@ class TxnCoordinator:
         request = call.request
         error = ErrorCode.none
         try:
+            await self._allow(call, request.transactional_id)
             live = await self._transactions.get(request.transactional_id)
             async with live.lock:
                 former = live.transaction
@@ -295,7 +318,8 @@ class TxnCoordinator:
         unknown = tuple(state for state in request.state_filters if state not in known)
         least_ms = call.get("duration_filter", -1)
         try:
-            stored = await self._transactions.store.all()
+            is_seen = call.peer.access.may_all(Capability.LIST)
+            stored = await self._transactions.store.all() if is_seen else {}
         except GazetteError as err:
             return call.new(
                 "ListTransactionsResponse",
@@ -335,6 +359,8 @@ class TxnCoordinator:
         error, state, began = ErrorCode.none, "", _NEVER
         producer_id, epoch, timeout, topics = -1, -1, timedelta(), ()
         try:
+            code = ErrorCode.transactional_id_authorization_failed
+            call.peer.access.check_any(Capability.LIST, code, of_all=True)
             found = (await self._transactions.get(transactional_id)).stored
             if found is None:
                 raise KafkaError(ErrorCode.transactional_id_not_found)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType
 
+    from gazette_platform.kafka.access import Access
+
 API_VERSIONS: Final = 18
 SIZE_BYTES: Final = 4
 
@@ -85,11 +87,13 @@ class Peer:
     Attributes:
         host: its address.
         kept: what parts keep for the connection, by part.
-        principal: who it is, once it has said so.
+        principal: the name that it gave as its own.
+        access: what it may do.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, access: Access) -> None:
         self.host = host
+        self.access = access
         self.kept: dict[str, Any] = {}
         self.principal = ""
         self._closing: list[Callable[[], None]] = []

@@ -227,12 +227,6 @@ def _serve(values: dict[str, Any]) -> None:
     set_up_logging(values["log.level"], values["log.format"])
     config, count = broker_config(values), processes_of(values)
     kafka = kafka_config(values)
-    if kafka is not None and config.auth_keys:
-        raise ValidationError(
-            "the port for clients of Kafka checks no tokens yet, so it would let anyone read and write all topics; "
-            "leave out --broker.auth-keys or --kafka.port",
-            path="kafka.port",
-        )
     for folder, name in ((config.spool_dir, "spool-dir"), (config.file_root, "file-root")):
         if folder is not None:
             _check_writable(folder, f"broker.{name}")
