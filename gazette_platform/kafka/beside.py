@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.client import ClientConfig
@@ -77,12 +78,15 @@ class BrokerWithKafka:
             broker=broker.context.process_id.name,
             tls=None if served.server_cert_file is None else served.server_tls.server_context(),
         )
+        broker.metrics.registry.register(self.kafka.metrics)
         await self.kafka.start()
         return self.kafka
 
     async def _stop_kafka(self) -> None:
         if self.kafka is None:
             return
+        with contextlib.suppress(KeyError):  # it may stop twice
+            self.broker.metrics.registry.unregister(self.kafka.metrics)
         with self.faults.contained("kafka", "closing the Kafka port"):
             async with asyncio.timeout(_STOP_S):
                 await self.kafka.stop()

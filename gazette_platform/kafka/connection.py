@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from gazette_platform.kafka.config import KafkaConfig
+    from gazette_platform.kafka.metrics import KafkaMetrics
     from gazette_platform.kafka.wire import Api, Call
     from gazette_platform.ops.faults import Faults
     from gazette_platform.serving.auth import Authenticator
@@ -96,8 +97,10 @@ class Connection:
         config: KafkaConfig,
         budget: Budget,
         faults: Faults,
+        metrics: KafkaMetrics,
         auth: Authenticator,
     ) -> None:
+        self._metrics = metrics
         self._reader = reader
         self._writer = writer
         self._apis = apis
@@ -186,21 +189,29 @@ class Connection:
         head = read_head(frame)
         api = self._apis.get(head.key)
         if head.key == API_VERSIONS and (api is None or not api.least <= head.version <= api.most):
+            self._metrics.requests["api_versions", "error"] += 1
             return None, unsupported_answer(self._apis, frame)
         if api is None or not api.least <= head.version <= api.most:
+            self._metrics.closed("unsupported" if api is None else api.name)
             raise Malformed(f"request {head.key} of version {head.version} is not supported")
-        if self._access.is_closed and head.key not in LOGIN:
-            raise Malformed(f"{api.name}: {self._access.why}")
-        if self._has_keys and head.key not in DECIDED:
-            raise Malformed(f"{api.name} is not served while there are keys")
-        if len(frame) > _OTHERS_BYTES_MAX and head.key != _PRODUCE:
-            raise Malformed(f"{api.name}: a request of {len(frame)} bytes")
-        call = read_call(api, frame, self.peer)
+        try:
+            if self._access.is_closed and head.key not in LOGIN:
+                raise Malformed(f"{api.name}: {self._access.why}")
+            if self._has_keys and head.key not in DECIDED:
+                raise Malformed(f"{api.name} is not served while there are keys")
+            if len(frame) > _OTHERS_BYTES_MAX and head.key != _PRODUCE:
+                raise Malformed(f"{api.name}: a request of {len(frame)} bytes")
+            call = read_call(api, frame, self.peer)
+        except Malformed:
+            self._metrics.closed(api.name)
+            raise
         try:
             answer = await api.handle(call)
         except GazetteError as err:
+            self._metrics.closed(api.name)
             raise Malformed(f"{api.name}: {err}") from err
         except Exception as err:
+            self._metrics.closed(api.name)
             self._faults.report("kafka", f"{api.name} of {self.peer.host}", err)
             raise Malformed(f"{api.name}: {type(err).__name__}") from err
         if head.key == SASL_AUTHENTICATE:
@@ -240,6 +251,8 @@ class Connection:
             call, answer, size = await self._answers.get()
             if hasattr(answer, "__await__"):
                 answer = await self._later(call, answer)
+            if call is not None:
+                self._metrics.answered(call.api.name, answer)
             if answer is not None:
                 encoded = answer if call is None else answer_bytes(call.correlation_id, answer)
                 self._writer.write(encoded)
@@ -253,6 +266,7 @@ class Connection:
             return await answer
         except Exception as err:
             name = "a call" if call is None else call.api.name
+            self._metrics.closed(name)
             self._faults.report("kafka", f"{name} of {self.peer.host}", err)
             raise Malformed(f"{name}: {type(err).__name__}") from err
 

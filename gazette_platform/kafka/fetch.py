@@ -274,6 +274,7 @@ class Fetch:
         except (OverflowError, ValueError) as err:
             raise KafkaError(ErrorCode.corrupt_message, str(err)) from err
         tail.advance(done.size)
+        self._gateway.metrics.took("out", done.records, len(built))
         return bytes(built)
 
 

@@ -6,12 +6,13 @@ import asyncio
 import hashlib
 import logging
 from base64 import urlsafe_b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.kafka.failures import KafkaError
+from gazette_platform.kafka.metrics import KafkaMetrics
 from gazette_platform.kafka.topics import TOPIC, Partition, Topic, TopicMap, map_topics
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Gateway:
     faults: Faults
     nodes: Nodes
     topics: Topics
+    metrics: KafkaMetrics = field(default_factory=KafkaMetrics)
 
     async def partition(
         self, peer: Peer, capability: Capability, name: str, number: int

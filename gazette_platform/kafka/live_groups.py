@@ -92,6 +92,11 @@ class LiveGroups:
         self._numbers = 0
         self._nodes: frozenset[int] = frozenset()
         self._swept_at = -math.inf
+        gauges = gateway.metrics.gauges
+        gauges["groups"] = self._groups.__len__
+        gauges["group_members"] = lambda: sum(
+            len(live.group.members) for live in self._groups.values()
+        )
 
     def start(self) -> None:
         """Begin to watch the time."""

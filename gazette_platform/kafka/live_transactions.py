@@ -85,6 +85,14 @@ class LiveTransactions:
         self._nodes: frozenset[int] = frozenset()
         self._looked_at = -math.inf
         self._is_looking = False
+        gateway.metrics.gauges["open_transactions"] = lambda: sum(
+            live.stored is not None
+            and (
+                live.stored.transaction.state is TxnState.ONGOING
+                or live.stored.transaction.is_decided
+            )
+            for live in self._live.values()
+        )
 
     def start(self) -> None:
         """Begin to watch the time, and to finish what other nodes have left."""

@@ -114,6 +114,7 @@ class Produce:
         clocks = (stamp.clock, stamp.end(batch.count)) if batch.is_transactional else (0, 0)
         pending = Pending(lines, claim, clocks, find)
         lane.put(pending)
+        self._gateway.metrics.took("in", batch.count, len(data.records))
         return pending
 
     def _limit(self, partition: Partition) -> int:

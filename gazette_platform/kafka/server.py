@@ -16,6 +16,7 @@ from gazette_platform.kafka.group_store import GroupStore
 from gazette_platform.kafka.lanes import Lanes
 from gazette_platform.kafka.login import Login
 from gazette_platform.kafka.metadata import Metadata
+from gazette_platform.kafka.metrics import KafkaMetrics
 from gazette_platform.kafka.offsets import Offsets
 from gazette_platform.kafka.produce import Produce
 from gazette_platform.kafka.state import Nodes
@@ -51,6 +52,7 @@ class KafkaServer:
     Attributes:
         port: that is bound.
         parts: that answer calls.
+        metrics: what it counts.
 
     Args:
         etcd: connected.
@@ -95,6 +97,8 @@ class KafkaServer:
         self._apis: dict[int, Api] = {}
         self.parts: Sequence[Part] = ()
         self.port = 0
+        self.metrics = KafkaMetrics()
+        self.metrics.gauges["connections"] = self._connections.__len__
 
     async def start(self) -> None:
         """Listen, and register the node.
@@ -119,6 +123,7 @@ class KafkaServer:
             faults=self._faults,
             nodes=nodes,
             topics=Topics(self._client, self._clock),
+            metrics=self.metrics,
         )
         self.parts = parts_of(gateway)
         self._apis = {api.key: api for part in self.parts for api in part.apis}
@@ -159,6 +164,7 @@ class KafkaServer:
             config=self._config,
             budget=self._budget,
             faults=self._faults,
+            metrics=self.metrics,
             auth=self._auth,
         )
         self._tasks.spawn(self._run(connection), name="connection")

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
+
+from gazette_platform.errors import ValidationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gazette_platform.client.results import JournalListing
-    from gazette_platform.protocol import LabelSet
+    from gazette_platform.protocol import JournalSpec, LabelSet
 
 TOPIC: Final = "kafka.topic"
 PARTITION: Final = "kafka.partition"
@@ -32,6 +34,7 @@ META: Final = "kafka.meta"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _PARTITIONS_MAX: Final = 100_000
+_NO_LINES: Final = ("application/x-protobuf-fixed", "application/x-gazette-recoverylog")
 
 
 class Form(Enum):
@@ -137,3 +140,52 @@ def _topic(name: str, partitions: dict[int, Partition]) -> Topic:
     first = partitions[min(partitions)].listing
     digest = hashlib.sha256(f"{name}/{first.created}".encode()).digest()
     return Topic(name, dict(sorted(partitions.items())), UUID(bytes=digest[:16], version=4))
+
+
+def labels_of_form(labels: LabelSet, form: Form) -> LabelSet:
+    """Labels that say how records are written."""
+    labels = labels.without(FORM).without(META)
+    if form is Form.PLAIN:
+        return labels.with_value(META, "none")
+    return labels if form is Form.JSON else labels.with_value(FORM, form.value)
+
+
+def made_partitions(
+    topic: str, form: Form, known: Iterable[JournalListing], wanted: Iterable[JournalListing]
+) -> list[tuple[JournalListing, JournalSpec]]:
+    """What makes journals partitions of a topic: each with its new spec, numbered on in the order of names.
+
+    Args:
+        known: journals that have the label `kafka.topic`. Partitions of the topic keep their numbers, and are left out.
+
+    Raises: ValidationError: one cannot be a partition of it.
+    """
+    if not is_topic_name(topic):
+        raise ValidationError(
+            f"{topic!r} is not a name of a topic: up to 249 of letters, digits, '.', '_' and '-'",
+            path="--topic",
+        )
+    known = list(known)
+    numbers = [
+        int(text)
+        for each in known
+        if each.spec.labels.value_of(TOPIC) == topic
+        and (text := each.spec.labels.value_of(PARTITION)).isdecimal()
+    ]
+    following = max(numbers, default=-1) + 1
+    found: list[tuple[JournalListing, JournalSpec]] = []
+    for each in sorted(wanted, key=lambda one: one.name):
+        labels = each.spec.labels
+        former, content = labels.value_of(TOPIC), labels.value_of("content-type")
+        if former == topic:
+            continue
+        if former:
+            raise ValidationError(f"{each.name} is a partition of topic {former} already")
+        if content in _NO_LINES:
+            raise ValidationError(f"{each.name} has no lines, but {content}: it cannot be a topic")
+        added = labels_of_form(labels, form).with_value(TOPIC, topic)
+        added = added.with_value(PARTITION, str(following + len(found)))
+        spec = replace(each.spec, labels=added)
+        spec.validate()
+        found.append((each, spec))
+    return found

@@ -318,6 +318,7 @@ def choose_ports(
     fixed: Mapping[str, int] | None = None,
     former: Mapping[str, int] | None = None,
     kept: Collection[str] = (),
+    preferred: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """A port for each name, hard to guess: web pages may try the ports that they know.
 
@@ -325,11 +326,13 @@ def choose_ports(
         fixed: ports asked for by the user.
         former: ports of the last run, kept where they are still free.
         kept: names whose former port is written down elsewhere, so that no other will do.
+        preferred: ports that are well known; taken the first time, if they are free.
 
     Raises: SetupError: a fixed port is taken, or one that is to be kept, or none is free.
     """
     fixed = fixed or {}
     former = former or {}
+    preferred = preferred or {}
     for name in kept:
         port = former.get(name, 0)
         if port and fixed.get(name, port) != port:
@@ -356,7 +359,7 @@ def choose_ports(
         if name in chosen:
             continue
         taken = set(chosen.values())
-        port = former.get(name, 0)
+        port = former.get(name, 0) or preferred.get(name, 0)
         if not port or port in taken or not is_free(port):
             # Names not chosen yet keep what they had, so their former ports are not taken either.
             at = port = _next_free(at, taken | set(former.values()))

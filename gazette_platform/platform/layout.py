@@ -203,6 +203,8 @@ class Endpoints:
     """URL of the fragment store that engines are configured for; empty: folders only."""
     catalog: str = ""
     """The catalog of typed tables, as GAZETTE_ICEBERG_CATALOG; empty: the metastore."""
+    kafka: str = ""
+    """The brokers for clients of Kafka, as they want them: ``host:port,host:port``."""
     pids: dict[str, int] = field(default_factory=dict)
     """Process id by name of component."""
 
@@ -237,6 +239,7 @@ class Endpoints:
             "trino": self.trino,
             "dagster": self.dagster,
             "s3": self.s3,
+            "kafka": self.kafka,
         }
         return {name: address for name, address in found.items() if address}
 

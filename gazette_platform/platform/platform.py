@@ -15,6 +15,7 @@ from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake.catalogs import HIVE, ICEBERG, VARIABLE, CatalogLogin, IcebergCatalog
 from gazette_platform.lake.engines.spark import PROVIDED, is_local
 from gazette_platform.lake.settings import S3Access
+from gazette_platform.ops.extras import required
 from gazette_platform.platform import dagster, servers, tools
 from gazette_platform.platform.component import HOST
 from gazette_platform.platform.layout import Endpoints, pyspark_jars
@@ -30,6 +31,7 @@ OPTIONAL = ("metastore", "trino", "dagster", "broker", "typed")
 NOT_LIGHT = frozenset(OPTIONAL) - {"broker"}
 """What `--light` leaves out."""
 _BROKERS_MAX = 64
+_KAFKA_PORT = 9092
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +58,8 @@ class PlatformOptions:
     """``http(s)://host:port`` of your own Trino, used in place of the platform's."""
     catalog: str = ""
     """Of typed tables: the address of a REST server or database; empty: the metastore."""
+    kafka: bool = False
+    """Whether brokers serve clients of Kafka."""
 
     def __post_init__(self) -> None:
         unknown = sorted(self.without - set(OPTIONAL))
@@ -67,6 +71,11 @@ class PlatformOptions:
         if not 1 <= self.brokers <= _BROKERS_MAX:
             raise ValidationError(
                 f"expected 1 to {_BROKERS_MAX}, got {self.brokers}", path="--brokers"
+            )
+        if self.kafka and not self.has("broker"):
+            raise ValidationError(
+                "it is a port of brokers, and there are none: leave out --without broker",
+                path="--kafka",
             )
         self._check_outside()
         self._check_catalog()
@@ -108,6 +117,11 @@ class PlatformOptions:
     def kept_ports(self) -> tuple[str, ...]:
         """Names of ports that have to be the same in each run: specs of journals hold the store's URL."""
         return (servers.S3,) if self.has_own_store else ()
+
+    @property
+    def known_ports(self) -> dict[str, int]:
+        """Ports that clients try by themselves, by name."""
+        return {name: _KAFKA_PORT + n for n, name in enumerate(self.kafka_names())}
 
     def _check_catalog(self) -> None:
         catalog = self.iceberg_catalog
@@ -177,11 +191,16 @@ class PlatformOptions:
             return []
         return [f"broker-{n}" for n in range(1, self.brokers + 1)]
 
+    def kafka_names(self) -> list[str]:
+        """Names of the ports for clients of Kafka, in the order of brokers."""
+        return [f"{name}-kafka" for name in self.broker_names()] if self.kafka else []
+
     def port_names(self) -> list[str]:
         """Every port that the platform binds, by a name that is the same in each run."""
         names = ["etcd", "etcd-peer"]
         for broker_name in self.broker_names():
             names += [broker_name, f"{broker_name}-http"]
+        names += self.kafka_names()
         names += [servers.S3] if self.has_own_store else []
         names += [name for name in ("metastore", "trino", "dagster") if self.has(name)]
         return names + list(dagster.code_servers(self.definitions) if self.has("dagster") else ())
@@ -230,6 +249,7 @@ def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoint
         s3=f"http://{HOST}:{ports[servers.S3]}" if options.has_own_store else "",
         store=servers.own_store(ports[servers.S3]) if options.has_own_store else options.store,
         catalog=str(catalog) if catalog.kind != "hive" else "",
+        kafka=",".join(f"{HOST}:{ports[name]}" for name in options.kafka_names()),
     )
 
 
@@ -291,6 +311,8 @@ def shell_environment(layout: PlatformDir, endpoints: Endpoints) -> dict[str, st
         variables["BROKER_ADDRESS"] = variables["GAZETTE_BROKER_ADDRESS"]
     if endpoints.etcd:
         variables["ETCD_ADDRESS"] = endpoints.etcd
+    if endpoints.kafka:
+        variables["KAFKA_ADDRESS"] = endpoints.kafka.partition(",")[0]
     return variables
 
 
@@ -322,6 +344,9 @@ def check_extras(options: PlatformOptions) -> None:
             "Dagster is not installed: install the extra `gazette-platform[all]`, or leave it out "
             "with --without dagster"
         )
+    if options.kafka:
+        for package in ("kio", "aiokafka"):
+            required(package, extra="kafka", by="clients of Kafka (--kafka)")
 
 
 def install_tools(options: PlatformOptions) -> None:
@@ -385,6 +410,8 @@ def components_of(
             etcd=endpoints.etcd,
             requires=(servers.ETCD, *stores),
             environment=keys,
+            kafka_port=ports.get(f"{name}-kafka", 0) if options.kafka else 0,
+            store=endpoints.store,
         )
         for number, name in enumerate(brokers, 1)
     ]

@@ -89,6 +89,8 @@ def broker_component(
     etcd: str,
     requires: tuple[str, ...],
     environment: Mapping[str, str] | None = None,
+    kafka_port: int = 0,
+    store: str = "",
 ) -> Component:
     """One broker.
 
@@ -100,11 +102,13 @@ def broker_component(
         number: of the broker, from 1, `of` so many.
         etcd: its address, as a URL.
         environment: variables with credentials of stores, if not those of this process.
+        kafka_port: for clients of Kafka; 0: none.
+        store: of the platform, where topics go; empty: a folder.
     """
     zone = "local" if of == 1 else _ZONES[(number - 1) % len(_ZONES)]
     spool = layout.spool / name
     spool.mkdir(parents=True, exist_ok=True)
-    command = (
+    command: tuple[str, ...] = (
         sys.executable,
         "-m",
         "gazette_platform.cli.gazette",
@@ -123,14 +127,26 @@ def broker_component(
         "--etcd.lease=20s",
         "--log.level=info",
     )
+    ports: tuple[int, ...] = (port, http_port)
+    if kafka_port:
+        ports += (kafka_port,)
+        command += (
+            f"--kafka.port={kafka_port}",
+            f"--kafka.host={HOST}",
+            f"--kafka.store={store or 'file:///'}",
+            "--kafka.auto-create",
+        )
     return Component(
         name=name,
         command=command,
         requires=requires,
         # Its console asks for the tables of the lake.
         environment={"GAZETTE_ENDPOINTS": str(layout.endpoints), **(environment or {})},
-        ports=(port, http_port),
-        ready=lambda: answers_http(f"http://{HOST}:{http_port}/debug/ready"),
+        ports=ports,
+        ready=lambda: (
+            answers_http(f"http://{HOST}:{http_port}/debug/ready")
+            and (not kafka_port or answers_tcp(HOST, kafka_port))
+        ),
         start_timeout_s=60.0,
         stop_timeout_s=_DRAIN_TIMEOUT_S + 25.0,
     )

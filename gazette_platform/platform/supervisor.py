@@ -201,6 +201,7 @@ class Supervisor:
             fixed=self._options.ports,
             former=former.ports,
             kept=self._options.kept_ports,
+            preferred=self._options.known_ports,
         )
         # Ports of components left out this time are kept for the next.
         self._state.ports.update(chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from kafka_wire import WireClient, batch_of, gateway_of
@@ -12,7 +13,8 @@ from kio.schema.errors import ErrorCode
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.kafka.caller import Caller, Part
-from gazette_platform.protocol import JournalChange
+from gazette_platform.kafka.inspection import Cluster
+from gazette_platform.protocol import JournalChange, LabelSet
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
@@ -103,3 +105,50 @@ async def test_doctor_finds_what_is_wrong(broker, gateway, gazctl):
         unreachable, gap = await eventually(errors, poll_s=0.2)
     assert "node 2 cannot be reached" in unreachable
     assert "clients expect all from 0 on" in gap
+
+
+async def test_journals_become_a_topic(broker, gateway, capsys):
+    async def topics(*arguments):
+        command = ["kafka", "topics", *arguments, "--broker.address", broker.endpoint]
+        status = await asyncio.to_thread(main, command)
+        return status, *capsys.readouterr()
+
+    lines = b'{"n":1}\n{"n":2}\n'
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        (listing, *_) = await client.list(f"kafka.topic={TOPIC}")
+        names = ["old/b", "old/a", "old/c"]
+        labels = LabelSet.of({"content-type": "application/x-ndjson"})
+        specs = [replace(listing.spec, name=name, labels=labels) for name in names]
+        await client.apply([JournalChange(spec) for spec in specs])
+        await client.append("old/b", lines)
+        add = ("add", "old/a", "old/b", "--topic", "old", "--form", "plain")
+        assert (await topics(*add, "--dry-run"))[0] == 0
+        assert await client.list("kafka.topic=old") == []
+        status, out, _ = await topics(*add)
+        assert (status, out) == (0, "old/a: partition 0 of old\nold/b: partition 1 of old\n")
+        # Later ones get the next numbers; those that are partitions keep theirs.
+        status, out, _ = await topics("add", "old/", "--topic", "old", "--form", "plain")
+        assert (status, out) == (0, "old/c: partition 2 of old\n")
+        status, _, err = await topics("add", "old/a", "--topic", "new")
+        assert (status, "old/a is a partition of topic old already" in err) == (1, True)
+    status, out, _ = await topics("list", "-o", "json")
+    assert status == 0
+    listed = {one["topic"]: one for one in map(json.loads, out.splitlines())}
+    expected = {"topic": "old", "partitions": 3, "bytes": len(lines), "form": "plain"}
+    assert listed["old"] == expected
+    assert listed[TOPIC]["partitions"] == 2
+    status, out, _ = await topics("describe", "old")
+    row = out.splitlines()[2].split()
+    assert (status, row[:2], row[3:]) == (
+        0,
+        ["1", "old/b"],
+        ["0", str(len(lines)), str(len(lines)), "plain"],
+    )
+    status, _, err = await topics("describe", "none")
+    assert (status, "there is no topic none" in err) == (1, True)
+
+    async def ends():
+        async with Cluster("127.0.0.1", gateway.port) as cluster:
+            return (await cluster.ends([("old", 1)])).get(("old", 1))
+
+    assert await eventually(ends, poll_s=0.2) == len(lines)

@@ -22,6 +22,7 @@ from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.client import ClientConfig, ClientCounts
 from gazette_platform.consumer.runtime.replicas import ShardMetrics
+from gazette_platform.kafka.metrics import KafkaMetrics
 from gazette_platform.lake.spec.table_spec import Column, Partition, TableSpec, parse_table_spec
 from gazette_platform.lake.spec.typed import read_typed_spec
 from gazette_platform.lake.spec.typed.columns import ColumnEntry
@@ -57,7 +58,7 @@ def test_every_metric_is_documented():
     names |= {f"{metric.name}_total" for metric in ClientCounts().collect()}
     names |= {
         f"{metric.name}_total" if metric.type == "counter" else metric.name
-        for metric in ShardMetrics({}).collect()
+        for metric in (*ShardMetrics({}).collect(), *KafkaMetrics().collect())
     }
     names |= {line.split()[2] for line in prometheus_text([]).splitlines() if "HELP" in line}
     documented = {

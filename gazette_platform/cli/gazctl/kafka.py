@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
@@ -12,9 +13,11 @@ import typer
 from gazette_platform.cli.commands import documented
 from gazette_platform.cli.gazctl.arguments import TableOrJson
 from gazette_platform.cli.gazctl.connection import CommonOptionsGroup, opened
+from gazette_platform.cli.gazctl.kafka_topics import app as topics
 from gazette_platform.cli.output import NONE, print_json, print_table, print_text
 from gazette_platform.cli.program import EXIT_FAILED, set_up_logging
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.extras import required
 
@@ -45,8 +48,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
-    help="Look at consumer groups and transactions of Kafka's clients, and find what keeps clients from working.",
+    help="Look at topics, consumer groups and transactions of Kafka's clients, and find what keeps clients from working.",
 )
+
+
+app.add_typer(topics)
 
 
 def _option(name: str, text: str, **more: Any) -> Any:
@@ -59,7 +65,12 @@ def _connect(
     ctx: typer.Context,
     *,
     address: Annotated[
-        str, _option("kafka.address", "Kafka port of any gateway.", metavar="HOST:PORT")
+        str,
+        _option(
+            "kafka.address",
+            "Kafka port of any gateway. If you set none, that of the running platform.",
+            metavar="HOST:PORT",
+        ),
     ] = "localhost:9092",
     token: Annotated[
         str,
@@ -79,8 +90,13 @@ def _connect(
         str, _option("log.level", "trace, debug, info, warn, error or fatal.")
     ] = "warn",
 ) -> None:
-    """Look at consumer groups and transactions of Kafka's clients, and find what keeps clients from working."""
+    """Look at topics, consumer groups and transactions of Kafka's clients, and find what keeps clients from working."""
     set_up_logging(level, "text")
+    if ctx.invoked_subcommand == topics.info.name:
+        return  # which asks brokers
+    source = ctx.get_parameter_source("address")
+    if source is None or source.name == "DEFAULT":
+        address = platforms.adopted(os.environ).get("KAFKA_ADDRESS", address)
     required("kio", extra="kafka", by="commands of gazctl kafka")
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) <= _PORT_MAX):

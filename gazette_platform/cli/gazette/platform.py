@@ -49,6 +49,7 @@ def up(  # noqa: PLR0917  options are named
     catalog: Annotated[str, typer.Option(envvar="GAZETTE_ICEBERG_CATALOG")] = "",
     *,
     light: bool = False,
+    kafka: bool = False,
     detach: bool = True,
 ) -> None:
     """Start a platform on this machine: etcd, brokers, Hive Metastore, Trino and Dagster.
@@ -66,6 +67,8 @@ def up(  # noqa: PLR0917  options are named
     gazette up --light
 
     gazette up
+
+    gazette up --light --kafka
 
     gazette up --root /tmp/p --without dagster,trino --port broker-1=8080
 
@@ -88,6 +91,8 @@ def up(  # noqa: PLR0917  options are named
         --catalog URI: Catalog of typed tables, instead of the metastore: https://… of an Iceberg REST server, or
             postgresql://USER@HOST/DATABASE. GAZETTE_ICEBERG_TOKEN and others set the login.
         --light: Start only etcd and brokers; ready in seconds.
+        --kafka: Serve clients of Kafka as well, at port 9092 if it is free. Off by default: it needs the extra
+            kafka, and takes a port that other programs try.
         --detach/--foreground: Return when all is ready; or stay until interrupted, and then stop the platform.
     """
     from gazette_platform.platform.control import Board  # noqa: PLC0415  an extra
@@ -101,6 +106,7 @@ def up(  # noqa: PLR0917  options are named
         metastore=metastore,
         trino=trino,
         catalog=catalog,
+        kafka=kafka,
     )
     check_extras(options)
     layout = new_root(root)
@@ -143,6 +149,7 @@ def next_commands(endpoints: Endpoints) -> str:
         "gazctl sql \"FROM journal('events/clicks')\"": "query it, up to now",
         "gazctl lake create shop.clicks events/clicks": "make it a table in Trino and Spark",
         "gazctl lake list": "list the tables, and whether they are up to date",
+        f"kcat -b {endpoints.kafka} -L": "list the topics, as a client of Kafka",
         "gazette up": "add the Hive Metastore, Trino and Dagster beside it",
         "gazette down": "stop it; its data stays",
     }
@@ -150,6 +157,7 @@ def next_commands(endpoints: Endpoints) -> str:
     unfit = {
         **dict.fromkeys([*found][:3], not endpoints.broker),
         **dict.fromkeys([*found][3:5], not has_lake),
+        f"kcat -b {endpoints.kafka} -L": not endpoints.kafka,
         "gazette up": bool(endpoints.metastore),
     }
     shown = [command for command in found if not unfit.get(command)]
@@ -226,11 +234,13 @@ def status(root: Root = None, *, output: str = "table") -> None:
         -o, --format: Output format: table or json.
     """
     from gazette_platform.platform.control import platform_state  # noqa: PLC0415
+    from gazette_platform.platform.layout import Endpoints  # noqa: PLC0415  an extra
 
     if output not in {"table", "json"}:
         raise ValidationError(f"expected table or json, got {output!r}", path="--format")
     layout = existing(root)
     state = platform_state(layout)
+    kafka = Endpoints.load(layout.endpoints).kafka if layout.endpoints.is_file() else ""
     if output == "json":
         components = {
             name: {
@@ -243,6 +253,7 @@ def status(root: Root = None, *, output: str = "table") -> None:
             for name, c in state.components.items()
         }
         found = {"phase": state.phase, "failure": state.failure, "components": components}
+        found |= {"kafka": kafka} if kafka else {}
         print(json.dumps(found, indent=2))
     else:
         late = [name for name, c in state.components.items() if c.state != "ready"]
@@ -254,6 +265,8 @@ def status(root: Root = None, *, output: str = "table") -> None:
             log = str(layout.logs / f"{name}.log")
             table.add_row(name, component.state, str(component.pid or ""), log)
         Console(emoji=False).print(table)
+        if kafka:
+            print(f"clients of Kafka: {kafka}")
         for line in [*state.away(), *filter(None, [state.failure])]:
             print(line)
         if not state.pid or state.phase == "dead":
