@@ -190,12 +190,7 @@ class Connection:
             self._metrics.closed("unsupported" if api is None else api.name)
             raise Malformed(f"request {head.key} of version {head.version} is not supported")
         try:
-            if self._access.is_closed and head.key not in LOGIN:
-                raise Malformed(f"{api.name}: {self._access.why}")
-            if self._has_keys and head.key not in DECIDED:
-                raise Malformed(f"{api.name} is not served while there are keys")
-            if len(frame) > _OTHERS_BYTES_MAX and head.key != _PRODUCE:
-                raise Malformed(f"{api.name}: a request of {len(frame)} bytes")
+            self._admit(api, frame)
             call = read_call(api, frame, self.peer)
         except Malformed:
             self._metrics.closed(api.name)
@@ -212,6 +207,15 @@ class Connection:
         if head.key == SASL_AUTHENTICATE:
             self._logged_in()
         return call, answer
+
+    def _admit(self, api: Api, frame: bytes) -> None:
+        """Raises: Malformed: the client may not make the call."""
+        if self._access.is_closed and api.key not in LOGIN:
+            raise Malformed(f"{api.name}: {self._access.why}")
+        if self._has_keys and api.key not in DECIDED:
+            raise Malformed(f"{api.name} is not served while there are keys")
+        if len(frame) > _OTHERS_BYTES_MAX and api.key != _PRODUCE:
+            raise Malformed(f"{api.name}: a request of {len(frame)} bytes")
 
     def _raw_login(self, content: bytes) -> bytes:
         """A login without a request around it, as it follows a SaslHandshake of version 0."""
