@@ -166,7 +166,7 @@ class Lane:
                 pending.done.exception()  # the client may be gone, and not ask
 
     def _remember_failed(self, group: list[Pending]) -> None:
-        """Remember where producers have to go on, so that no batch behind one that failed is taken for their first."""
+        """Remember where producers have to go on, so that no batch after one that failed is taken for their first."""
         for claim in [each.claim for each in group if each.claim and not each.done.done()]:
             if self._failed.get(claim.producer_id, (-1, 0))[0] != claim.epoch:
                 self._failed[claim.producer_id] = claim.epoch, claim.first
