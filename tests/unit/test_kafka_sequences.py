@@ -62,7 +62,7 @@ def test_forgotten_producer_goes_on():
     assert code_of(registers, Claim(1000, 0, 5, 1)) is ErrorCode.out_of_order_sequence_number
 
 
-def test_batch_that_is_new_in_part_is_not_a_duplicate():
+def test_batch_that_is_new_in_part_is_refused():
     registers = appended(LabelSet(), Claim(7, 0, 0, 2), Claim(7, 0, 2, 2))
     for first, count in ((0, 2), (1, 1), (0, 4), (3, 1)):
         with pytest.raises(Duplicate):
