@@ -265,6 +265,31 @@ async def test_connection_ends_with_its_token_unless_it_logs_in_again(gateway):
         await wire.ended()
 
 
+async def test_librdkafka_logs_in_again_on_its_connection(gateway):
+    given = []
+
+    def give(_):
+        given.append(token(lifetime_s=2))
+        return given[-1], SystemClock().unix_s() + 2
+
+    errors = []
+    config = settings(gateway, "", "OAUTHBEARER") | {"oauth_cb": give, "error_cb": errors.append}
+
+    def produce_until_expired():
+        producer = Producer(config)
+        clock = SystemClock()
+        end = clock.monotonic() + 2 * (2 + LEEWAY_S)
+        while clock.monotonic() < end:
+            producer.produce("flights", b"{}", on_delivery=lambda error, _: noted.append(error))
+            assert producer.flush(patient(WAIT_S)) == 0
+
+    noted = []
+    await asyncio.to_thread(produce_until_expired)
+    assert set(noted) == {None}
+    assert len(given) > 2
+    assert errors == []
+
+
 async def test_reader_may_not_end_the_transaction_of_another(gateway):
     async with wire_of(gateway, token()) as owner:
         begun = await owner.call(

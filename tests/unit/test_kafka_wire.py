@@ -1,0 +1,174 @@
+"""Clients that break Kafka's protocol lose their connection, and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+
+import pytest
+
+from gazette_platform.kafka.config import KafkaConfig
+from gazette_platform.kafka.connection import Budget, Connection
+from gazette_platform.kafka.login import Login
+from gazette_platform.kafka.wire import API_VERSIONS, Api, versions_answer
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.faults import Faults
+from gazette_platform.serving.auth import Authenticator
+
+WAIT_S = 10.0
+KEY = "c2VjcmV0IGtleSBvZiBhIGRlbW8sIGRvIG5vdCB1c2U="
+LARGEST = 1 << 24
+METADATA = 3
+
+
+def head(key, version):
+    """A header without a name of the client."""
+    return struct.pack(">hhih", key, version, 7, -1)
+
+
+def framed(content):
+    return struct.pack(">i", len(content)) + content
+
+
+VERSIONS = framed(head(API_VERSIONS, 0))
+
+HOSTILE = {
+    "largest length": struct.pack(">i", (1 << 31) - 1),
+    "negative length": struct.pack(">i", -1),
+    "no length": struct.pack(">i", 0),
+    "one byte too long": struct.pack(">i", LARGEST + 1),
+    "short header": framed(b"\0\x12"),
+    "unknown key": framed(head(999, 0)),
+    "negative key": framed(head(-1, 0)),
+    "version of the future": framed(head(METADATA, 32767)),
+    "negative version": framed(head(METADATA, -1)),
+    "array of two billions": framed(head(METADATA, 1) + struct.pack(">i", (1 << 31) - 1)),
+    "text beyond the end": framed(head(METADATA, 1) + struct.pack(">ih", 1, 32767)),
+    "text that is not UTF-8": framed(head(METADATA, 1) + struct.pack(">ih", 1, 2) + b"\xff\xfe"),
+    "endless number": framed(head(METADATA, 9) + b"\xff" * 64),
+    "large and no batch": framed(head(METADATA, 1) + bytes(9 << 20)),
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "TLS": bytes.fromhex("16030100c8010000c40303") + bytes(194),
+    "cut off": struct.pack(">i", 1000) + b"abc",
+    "nothing": b"",
+}
+
+
+class Gateway:
+    """Connections as a gateway has them, with two kinds of calls."""
+
+    def __init__(self, keys=""):
+        self.budget = Budget(LARGEST * 2)
+        self.handled = 0
+        self._auth = Authenticator(keys, SystemClock())
+        self._apis = {
+            API_VERSIONS: Api(API_VERSIONS, "api_versions", 0, 4, self._versions),
+            METADATA: Api(METADATA, "metadata", 0, 12, self._metadata),
+            **{api.key: api for api in Login().apis},
+        }
+
+    async def _versions(self, call):
+        return versions_answer(self._apis, call.version)
+
+    async def _metadata(self, call):
+        self.handled += 1
+
+    async def _serve(self, reader, writer):
+        await Connection(
+            reader,
+            writer,
+            apis=self._apis,
+            config=KafkaConfig(request_bytes_max=LARGEST, buffer_bytes_max=LARGEST * 2),
+            budget=self.budget,
+            faults=Faults(),
+            auth=self._auth,
+        ).run()
+
+    @contextlib.asynccontextmanager
+    async def serving(self):
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            self.port = server.sockets[0].getsockname()[1]
+            yield self
+
+    async def sent(self, content, *, ends=False):
+        """What is answered until the connection ends."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        answered = b""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                writer.write(content)
+                if ends:
+                    writer.write_eof()
+                with contextlib.suppress(ConnectionError):
+                    while some := await reader.read(1 << 16):
+                        answered += some
+        finally:
+            writer.close()
+        return answered
+
+    async def asked(self, content):
+        """The begin of an answer."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                writer.write(content)
+                return await reader.readexactly(10)
+        finally:
+            writer.close()
+
+    async def is_well(self):
+        """Whether another client is answered."""
+        return (await self.asked(VERSIONS))[4:8] == struct.pack(">i", 7)
+
+
+@pytest.mark.parametrize("keys", ["", KEY], ids=["open", "keys"])
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_broken_requests_end_their_connection_only(name, keys):
+    async with Gateway(keys).serving() as gateway:
+        answered = await gateway.sent(HOSTILE[name], ends=name in ("cut off", "nothing"))
+        assert answered == b""
+        assert gateway.handled == 0
+        assert await gateway.is_well()
+        assert gateway.budget._free == LARGEST * 2
+
+
+async def test_unknown_version_of_api_versions_is_answered():
+    async with Gateway().serving() as gateway:
+        answered = await gateway.asked(framed(head(API_VERSIONS, 99)))
+        assert answered[8:10] == struct.pack(
+            ">h", 35
+        )  # UNSUPPORTED_VERSION, in the form of version 0
+
+
+async def test_calls_before_a_login_are_not_handled():
+    everything = framed(head(METADATA, 1) + struct.pack(">i", -1))
+    async with Gateway(KEY).serving() as gateway:
+        answered = await gateway.sent(VERSIONS + everything + VERSIONS)
+        assert gateway.handled == 0
+        assert answered.count(struct.pack(">i", 7)) <= 1
+    async with Gateway().serving() as gateway:
+        await gateway.asked(everything + VERSIONS)
+        assert gateway.handled == 1
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        b"",
+        b"\0",
+        b"\0\0\0\0",
+        b"\xff\xff",
+        b"\0me\0" + b"x" * 60_000,
+        b"n,,\x01auth=Bearer \x01\x01",
+    ],
+)
+@pytest.mark.parametrize("mechanism", [b"PLAIN", b"OAUTHBEARER"])
+async def test_broken_logins_end_the_connection(mechanism, login):
+    chosen = framed(head(17, 0) + struct.pack(">h", len(mechanism)) + mechanism)
+    async with Gateway(KEY).serving() as gateway:
+        answered = await gateway.sent(chosen + framed(login or b"\0") + VERSIONS)
+        size = struct.unpack(">i", answered[:4])[0] if answered else -4
+        assert len(answered) == size + 4  # no more than the answer to the handshake
+        assert await gateway.is_well()
