@@ -238,11 +238,7 @@ async def set_flags(client, flags):
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
 async def test_batch_after_one_that_failed_waits_for_it(wire, client, is_forgotten):
-<<<<<<< HEAD
-    """Producers send up to five batches ahead; the first is sent again after the later ones."""
-=======
     """Producers send up to five batches ahead; the first is sent again after those that follow it."""
->>>>>>> wt-ksafe
     for number in range(80, 80 + 70 * is_forgotten):
         await wire.produce(TOPIC, numbered(0, b"{}", producer_id=number))
     before = await client.write_head(JOURNAL)

@@ -11,6 +11,7 @@ import pytest
 from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.kafka.connection import Budget, Connection
 from gazette_platform.kafka.login import Login
+from gazette_platform.kafka.metrics import KafkaMetrics
 from gazette_platform.kafka.wire import API_VERSIONS, Api, versions_answer
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
@@ -82,6 +83,7 @@ class Gateway:
             config=KafkaConfig(request_bytes_max=LARGEST, buffer_bytes_max=LARGEST * 2),
             budget=self.budget,
             faults=Faults(),
+            metrics=KafkaMetrics(),
             auth=self._auth,
         ).run()
 
