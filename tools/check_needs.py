@@ -54,18 +54,18 @@ NEEDS = (
     ),
     Need(
         names=("go",),
-        why="tests of s3:// and gs:// stores, of HTTP/2 and of charts, whose programs it builds once",
+        why="tests of s3:// and gs:// stores, of HTTP/2, Kafka and charts, whose programs it builds once",
         package="golang-go",
     ),
     Need(
         names=("javac",),
-        why="tests of HTTP/2 with grpc-java, whose client it compiles",
+        why="tests of HTTP/2 and Kafka with clients in Java, which it compiles",
         package="default-jdk-headless",
     ),
     Need(
         names=("npm",),
         variables=("GAZETTE_AZURITE",),
-        why="tests of azure:// stores, whose emulator it installs once",
+        why="tests of azure:// stores and of Kafka with kafkajs, which it installs once",
         package="npm",
     ),
     Need(

@@ -86,13 +86,13 @@ class Metadata:
         name: str | None = wanted.name
         topic_id: UUID | None = getattr(wanted, "topic_id", None)
         try:
-            if name is None:
+            if not name and topic_id is not None:  # Java leaves the name empty, others say null
                 known = await self._gateway.topics.current()
-                topic = known.by_id(topic_id) if topic_id is not None else None
+                topic = known.by_id(topic_id)
                 if topic is None or not call.peer.access.sees(topic):
                     raise KafkaError(ErrorCode.unknown_topic_id)
             else:
-                topic = await self._named(call, name)
+                topic = await self._named(call, name or "")
         except GazetteError as err:
             return call.new(
                 "MetadataResponseTopic",

@@ -131,6 +131,11 @@ def grpc_java_jars() -> Path:
     return _jars("grpc-java", "grpc-java")
 
 
+def kafka_java_jars() -> Path:
+    """The folder of jars of Kafka's client for Java, for tests, installed if need be."""
+    return _jars("kafka-java", "Kafka's client for Java")
+
+
 def s3_server() -> Path:
     """The ``versitygw`` binary, an S3 server over a folder: ``GAZETTE_VERSITYGW``, or built.
 
@@ -171,10 +176,15 @@ def azure_server() -> Path:
     configured = os.environ.get("GAZETTE_AZURITE")
     if configured:
         return Path(configured)
-    version = str(_artifacts()["npm"]["azurite"]["version"])
-    build = partial(_install_npm, f"azurite@{version}")
-    home = _install(f"azurite-{version}", f"azurite {version}", build)
-    return home / "node_modules" / ".bin" / "azurite-blob"
+    return _npm_modules("azurite") / ".bin" / "azurite-blob"
+
+
+def kafkajs() -> Path:
+    """The folder of modules with kafkajs, a client of Kafka for tests, installed if need be.
+
+    Raises: SetupError: npm is missing, or could not install it.
+    """
+    return _npm_modules("kafkajs")
 
 
 def dataset(name: str) -> Path:
@@ -290,6 +300,12 @@ def _build_go(module: str, into: Path) -> None:
             "system's packages, and have `go` on PATH)"
         )
     _run_installer([go, "install", module], f"building {module}", {"GOBIN": str(into)})
+
+
+def _npm_modules(name: str) -> Path:
+    version = str(_artifacts()["npm"][name]["version"])
+    build = partial(_install_npm, f"{name}@{version}")
+    return _install(f"{name}-{version}", f"{name} {version}", build) / "node_modules"
 
 
 def _install_npm(package: str, into: Path) -> None:

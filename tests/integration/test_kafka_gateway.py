@@ -72,6 +72,24 @@ async def test_versions_are_listed_also_to_clients_of_the_future(wire):
     assert {each.api_key for each in refused.api_keys} == set(listed)
 
 
+@pytest.mark.parametrize("name", [None, ""])
+async def test_topic_is_described_by_its_id(wire, name):
+    # Java's client leaves the name empty, others say null.
+    async def described(**wanted):
+        topic = wire.entity("metadata", 12, "MetadataRequestTopic", **wanted)
+        answer = await wire.call(
+            "metadata",
+            12,
+            topics=(topic,),
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=False,
+        )
+        return answer.topics[0]
+
+    by_name = await described(name=TOPIC, topic_id=None)
+    assert await described(name=name, topic_id=by_name.topic_id) == by_name
+
+
 async def test_offsets_are_those_of_last_bytes(wire, client):
     first = await wire.produce(TOPIC, batch_of(b'{"a":1}', b'{"a":22}'))
     assert first.error_code == ErrorCode.none
