@@ -17,7 +17,7 @@ from gazette_platform.broker.etcd_records import epoch_key
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.etcd import Delete
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import CompressionCodec, Fragment, JournalFlag, LabelSet
+from gazette_platform.protocol import CompressionCodec, Fragment, JournalFlag
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotTaken
 from gazette_platform.testing.local import append, calls_begun, read, read_all, store_fragment
@@ -359,7 +359,7 @@ async def test_rs12_a_journal_deleted_and_created_at_once_is_another(cluster, st
     request.changes.add(delete=JOURNAL).expect_mod_revision = -1
     await stub.Apply(request)
     request = pb.ApplyRequest()
-    request.changes.add().upsert.CopyFrom(spec(stores=(), labels=LabelSet.of(new="1")).to_pb())
+    request.changes.add().upsert.CopyFrom(spec(stores=(), labels={"new": "1"}).to_pb())
     await stub.Apply(request)
     response = await append(stub, JOURNAL, b"new")
     assert (response.status, response.commit.begin) == (pb.OK, 0)
