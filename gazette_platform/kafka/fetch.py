@@ -133,7 +133,7 @@ class Fetch:
             followed = reads.followed.get(key)
             if (
                 followed is None
-                or followed.tail.position != wanted.offset
+                or followed.tail.wanted != wanted.offset
                 or followed.created != partition.listing.created
             ):
                 if followed is not None:

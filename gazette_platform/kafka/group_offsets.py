@@ -123,15 +123,16 @@ class GroupOffsets:
                 live = await self._groups.get(request.group_id)
             else:
                 live = self._groups.of_member(request.group_id)
+            accepted, errors = await checked_offsets(
+                self._gateway, call.peer, request.topics, now_ms=self._groups.now_ms
+            )
+            # From here to the write nothing waits: the generation could end meanwhile.
             live.check()
             instance = call.get("group_instance_id")
             refused = live.group.commit_error(
                 self._groups.now, request.member_id, instance, generation
             )
             if refused is ErrorCode.none:
-                accepted, errors = await checked_offsets(
-                    self._gateway, call.peer, request.topics, now_ms=self._groups.now_ms
-                )
                 await self._store(live, accepted)
         except GazetteError as err:
             refused = code_of(err)

@@ -39,6 +39,7 @@ _FLAGS_AT: Final = _UUID_AT + 21
 _META_NAMES: Final = frozenset(("ts", "key", "key64", "headers", "tombstone"))
 _ENVELOPE_NAMES: Final = frozenset(("_meta", "key", "key64", "headers", "value", "value64"))
 _TS_DIGITS_MAX: Final = 18
+_TS_END: Final = 1 << 63
 _BASE64: Final = 64
 _FOREIGN: Final = re.compile(rb'"_meta"\s*:\s*\{\s*"uuid"\s*:\s*"([0-9a-fA-F-]{36})"')
 _KEYED: Final = re.compile(rb'(\d{1,18}),"key":"([^"\\]*)"')
@@ -324,8 +325,7 @@ def decode_lines(
             and line[_TS_AT:_META_AT] == _TS
             and line[_FLAGS_AT : _FLAGS_AT + 2] == b"00"
         ):
-            if is_json:
-                end = line.find(b"}", _META_AT)
+            if is_json and (end := line.find(b"}", _META_AT)) > 0:
                 tail = line[_META_AT:end]
                 if tail != last_tail:
                     if not (tail.isdigit() and len(tail) <= _TS_DIGITS_MAX):
@@ -359,7 +359,7 @@ def _decode_line(form: Form, line: bytes, else_ms: int) -> _Record:
         found = None
         if form is Form.JSON:
             end = line.find(b"}", _META_AT)
-            found = _with_meta(line[_META_AT:end], line, end)
+            found = _with_meta(line[_META_AT:end], line, end) if end > 0 else None
         elif form is Form.ENVELOPE:
             found = _of_envelope(line)
         if found is not None:
@@ -413,7 +413,7 @@ def _foreign_ms(line: bytes, else_ms: int) -> int:
         clock = parse_uuid(uuid.decode()).clock
     except DataError:
         return else_ms
-    return unix_ns_of(clock) // 1_000_000 if clock else else_ms
+    return max(0, unix_ns_of(clock) // 1_000_000) if clock else else_ms
 
 
 def _with_meta(tail: bytes, line: bytes, end: int) -> _Record | None:
@@ -425,10 +425,10 @@ def _with_meta(tail: bytes, line: bytes, end: int) -> _Record | None:
         meta = orjson.loads(b'{"ts":' + tail + b"}")
         if not meta.keys() <= _META_NAMES:
             return None
-        ts, value = int(meta["ts"]), line[end + 1 :]
+        ts, value = _ts_of(meta), line[end + 1 :]
         shown = None if "tombstone" in meta else b"{" + value.removeprefix(b",")
         return ts, _bytes_of(meta, "key"), shown, _headers_of(meta)
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError):
         return None
 
 
@@ -437,10 +437,18 @@ def _of_envelope(line: bytes) -> _Record | None:
         found = orjson.loads(line)
         if not found.keys() <= _ENVELOPE_NAMES or not ("value" in found or "value64" in found):
             return None
-        ts = int(found["_meta"]["ts"])
+        ts = _ts_of(found["_meta"])
         return ts, _bytes_of(found, "key"), _bytes_of(found, "value"), _headers_of(found)
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError):
         return None
+
+
+def _ts_of(meta: Mapping[str, Any]) -> int:
+    """Raises: ValueError: it is no time that a record can have."""
+    ts = meta["ts"]
+    if type(ts) is not int or not 0 <= ts < _TS_END:
+        raise ValueError(ts)
+    return ts
 
 
 def _bytes_of(found: Mapping[str, Any], name: str) -> bytes | None:
@@ -455,7 +463,9 @@ def _headers_of(found: Mapping[str, Any]) -> Headers:
     return [_header_of(*each) for each in found.get("headers", ())]
 
 
-def _header_of(name: str, value: str | None, base: int = 0) -> tuple[str, bytes | None]:
+def _header_of(name: object, value: object, base: int = 0) -> tuple[str, bytes | None]:
+    if not isinstance(name, str) or not isinstance(value, str | None):
+        raise TypeError  # another writer has made it
     if value is None:
         return name, None
     return name, b64decode(value, validate=True) if base else value.encode()

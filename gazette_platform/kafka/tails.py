@@ -24,6 +24,9 @@ _AHEAD_BYTES: Final = 2 << 20
 _TOTAL_BYTES: Final = 256 << 20
 _BACK_BYTES: Final = 64 << 10
 _NEWLINE: Final = b"\n"
+# A line may have this many bytes for one of a record: JSON writes some characters as \u0001.
+_GROWTH: Final = 6
+_LINE_REST_BYTES: Final = 1 << 10
 _PRIMARY_S: Final = 3.0
 
 
@@ -46,6 +49,7 @@ class Tail:
 
     Attributes:
         position: offset of the first byte that is held.
+        wanted: offset that the consumer asks for next: it may lie in the first line, or before content that is gone.
         start: of the journal, when the tail was opened: no earlier content can be read.
         used_at: when it was last asked, for its owner.
 
@@ -58,6 +62,7 @@ class Tail:
     ) -> None:
         self.journal = journal
         self.position = 0
+        self.wanted = 0
         self.start = 0
         self.used_at = 0.0
         self._gateway = gateway
@@ -69,7 +74,7 @@ class Tail:
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: GazetteError | None = None
-        self._line_max = gateway.config.record_bytes_max * 2
+        self._line_max = gateway.config.record_bytes_max * _GROWTH + _LINE_REST_BYTES
 
     async def open(self, partition: Partition, offset: int) -> None:
         """Begin at the record that holds the byte at `offset`, or at its end if that is the end of one before.
@@ -84,6 +89,7 @@ class Tail:
                 f"{self.journal} has offsets {self.start} to {self._head}, and not {offset}",
             )
         self.begin(await self._line_begin(offset), created=partition.listing.created)
+        self.wanted = offset
 
     def begin(self, position: int, *, created: int = 0) -> None:
         """Begin at a place that is known to be the begin of a line.
@@ -91,7 +97,7 @@ class Tail:
         Args:
             created: of the journal that the place belongs to; 0: not known.
         """
-        self.position = position
+        self.position = self.wanted = position
         self._task = self._gateway.tasks.spawn(self._pump(created), name="tail")
 
     async def _line_begin(self, offset: int) -> int:
@@ -201,6 +207,7 @@ class Tail:
         """Let go of the first bytes."""
         self._drop(size)
         self.position += size
+        self.wanted = self.position
 
     def _drop(self, size: int) -> None:
         del self._buffer[:size]

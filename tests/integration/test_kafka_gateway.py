@@ -16,12 +16,13 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.kafka.sequences import txn_producer
-from gazette_platform.message.uuid import Flags, parse_uuid
+from gazette_platform.message.uuid import Flags, parse_uuid, uuid_text
 from gazette_platform.protocol import JournalChange, JournalFlag, LabelSet
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
+LARGE = 200_000
 TOPIC = "flights"
 JOURNAL = "topic/flights/part=000"
 
@@ -114,6 +115,70 @@ async def test_fetch_inside_a_record_gives_that_record(wire):
         assert values_of((await wire.fetch(TOPIC, offset)).records)[0] == b'{"a":1}'
     for offset in (first + 1, first + 2, first + 60):
         assert values_of((await wire.fetch(TOPIC, offset)).records)[0] == b'{"a":2}'
+
+
+async def test_journal_of_others_is_read_from_any_byte(wire, client):
+    uuid = uuid_text(b"\1\2\3\4\5\6", 1 << 60, Flags.OUTSIDE_TXN).encode()
+    values = [
+        b"text",
+        b"",
+        b'{"a":',
+        b"\x00\xff\xfe",
+        b'{"_meta":{"uuid":"%s","ts":12' % uuid,
+        b"{}",
+    ]
+    content = b"".join(value + b"\n" for value in values)
+    await client.append(JOURNAL, content + b"not ended")
+    begin = 0
+    for number, value in enumerate(values):
+        end = begin + len(value) + 1
+        for offset in range(begin, end):
+            found = await wire.fetch(TOPIC, offset)
+            assert values_of(found.records) == values[number:]
+            assert found.high_watermark == len(content) + len(b"not ended")
+        begin = end
+    for offset in (begin, begin + 3, begin + len(b"not ended")):
+        found = await wire.fetch(TOPIC, offset, wait_s=0.01)
+        assert (found.error_code, values_of(found.records)) == (ErrorCode.none, [])
+    await client.append(JOURNAL, b", but now\n")
+    assert values_of((await wire.fetch(TOPIC, begin + 3)).records) == [b"not ended, but now"]
+
+
+async def test_fetches_that_do_not_wait_get_a_record_from_inside_it(wire):
+    produced = await wire.produce(TOPIC, batch_of(b'{"a":1}'))
+
+    async def found():
+        part = await wire.fetch(TOPIC, produced.base_offset, wait_s=0.0)
+        return values_of(part.records) == [b'{"a":1}']
+
+    await eventually(found, timeout_s=10.0)
+
+
+async def test_largest_record_is_read_back_however_its_line_grows(broker):
+    async with (
+        gateway_of(broker, record_bytes_max=LARGE) as small,
+        WireClient.to(small.port) as wire,
+    ):
+        config = wire.entity(
+            "create_topics", 7, "CreatableTopicConfig", name="kafka.form", value="envelope"
+        )
+        await create(wire, "large", configs=(config,))
+        size = 2 * LARGE - len(batch_of(b"\1" * LARGE))
+        too_large = await wire.produce("large", batch_of(b"\1" * (size + 1)))
+        assert too_large.error_code == ErrorCode.message_too_large
+        values = [b"\1" * size, b"\xff" * size, b'"' * size]
+        for value in values:
+            assert (await wire.produce("large", batch_of(value))).error_code == ErrorCode.none
+        found, offset = [], 0
+        while len(found) < len(values):
+            part = await wire.fetch("large", offset)
+            assert part.error_code == ErrorCode.none
+            batch = DefaultRecordBatch(bytes(part.records))
+            found += [each.value for each in batch]
+            offset = batch.next_offset
+        assert found == values
+        last = await wire.fetch("large", offset - 1)
+        assert values_of(last.records) == values[-1:]
 
 
 async def test_fetch_is_bounded_and_gives_at_least_one_record(wire):
@@ -284,6 +349,28 @@ async def test_other_writers_may_append_to_the_journal(wire, client):
     ]
 
 
+async def test_registers_refuse_what_another_gateway_appends_meanwhile(
+    gateway, broker, wire, client, monkeypatch
+):
+    """Other writers move the end until the lane names no offset any more; then only registers tell."""
+    ours = next(part._gateway for part in gateway.parts if hasattr(part, "_gateway")).client
+    append, batch, elsewhere_at = ours.append, numbered(0, b'{"a":1}'), []
+    async with gateway_of(broker) as other, WireClient.to(other.port) as elsewhere:
+
+        async def late_append(journal, content, **options):
+            if content and options["offset"]:
+                await client.append(JOURNAL, b"{}\n")
+            elif content and not elsewhere_at:
+                elsewhere_at.append((await elsewhere.produce(TOPIC, batch)).base_offset)
+            return await append(journal, content, **options)
+
+        await client.append(JOURNAL, b"{}\n")
+        monkeypatch.setattr(ours, "append", late_append)
+        produced = await wire.produce(TOPIC, batch)
+    assert (produced.error_code, [produced.base_offset]) == (ErrorCode.none, elsewhere_at)
+    assert (await client.read(JOURNAL).read()).count(b'"a":1') == 1
+
+
 # ------------------------------------------------------------------ transactions in one journal
 
 
@@ -393,6 +480,20 @@ async def test_transactions_are_hidden_until_they_end(wire, client):
     head = await client.write_head(JOURNAL)
     assert (await committed(wire, head)) == ([], head)
     assert len(await uncommitted(wire, 4)) == 4
+
+
+async def test_fetch_of_committed_records_waits_for_the_end_of_a_transaction(gateway, wire):
+    producer = await Transactional(wire, "one").begin()
+    assert await producer.send(b'{"n":1}') == ErrorCode.none
+    async with WireClient.to(gateway.port) as reader:
+        waiting = asyncio.ensure_future(  # noqa: TID251  a second client
+            reader.fetch(TOPIC, 0, isolation=1, wait_s=15.0)
+        )
+        # It looks at what is undecided, and has no answer.
+        done, _ = await asyncio.wait({waiting}, timeout=0.5)
+        assert not done
+        await producer.end(commit=True)
+        assert values_of((await waiting).records) == [b'{"n":1}']
 
 
 async def eventually_committed(wire, count):

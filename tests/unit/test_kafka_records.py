@@ -12,7 +12,7 @@ import google_crc32c
 import orjson
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.kafka.batches import finish_batch, new_builder, read_batch
@@ -220,6 +220,55 @@ def test_empty_batch_moves_a_consumer_on():
     found, records = records_in(fetch(Form.JSON, content, base=70))
     assert records == []
     assert found.next_offset == 70 + len(content)
+
+
+HEAD = b'{"_meta":{"uuid":"%s","ts":' % uuid_text(PRODUCER, CLOCK, Flags.OUTSIDE_TXN).encode()
+
+
+def as_json(value):
+    return json.dumps(value).encode()
+
+
+odd_values = st.sampled_from(["a", "", None, True, 5, -5, 2**63, 2**64, 1e300, [], ["a"]])
+odd_headers = st.lists(st.lists(odd_values, min_size=2, max_size=3), max_size=2) | odd_values
+odd_members = st.dictionaries(
+    st.sampled_from(["key", "key64", "tombstone", "value", "value64", "x"]), odd_values, max_size=3
+)
+# As ours begin, with members that are not.
+odd_lines = st.one_of(
+    st.builds(lambda ts: HEAD + b'%s,"key":"k\\n"},"value":"v"}' % ts, odd_values.map(as_json)),
+    st.builds(lambda all_: HEAD + b'5,"headers":%s},"a":1}' % all_, odd_headers.map(as_json)),
+    st.builds(lambda all_: HEAD + b'5},"value":"","headers":%s}' % all_, odd_headers.map(as_json)),
+    st.builds(lambda all_: HEAD + b"5," + as_json(all_)[1:] + b',"a":1}', odd_members),
+    st.builds(lambda all_: HEAD + b"5}," + as_json(all_)[1:], odd_members),
+)
+foreign_lines = st.one_of(
+    odd_lines,
+    st.builds(lambda line, size: line[:size], odd_lines, st.integers(0, 200)),
+    texts,
+    st.binary(max_size=60).map(lambda line: line.replace(b"\n", b"")),
+)
+
+
+@given(st.lists(foreign_lines, min_size=1, max_size=4), st.sampled_from(Form))
+@settings(deadline=None, max_examples=200)
+def test_no_line_of_another_writer_stops_consumers(lines, form):
+    """Whatever it holds, its record ends at its last byte, and those around it are whole."""
+    good, _ = encode(form, [(7, None, b'{"a":1}', [])])
+    content = b"".join(good + line + b"\n" for line in lines) + good
+    batch, found = records_in(fetch(form, content, else_ms=9))
+    ends = [1000 + at for at, byte in enumerate(content) if byte == 0x0A]
+    assert [each[0] for each in found] == ends
+    assert [each[3] for each in found[::2]] == [b'{"a":1}'] * (len(lines) + 1)
+    assert batch.next_offset == 1000 + len(content)
+
+
+@given(foreign_lines.filter(lambda line: b"}" not in line), st.sampled_from(Form))
+@example(HEAD + b"123", Form.JSON)
+@settings(deadline=None)
+def test_line_that_was_cut_off_is_a_record_as_it_is(line, form):
+    _, found = records_in(fetch(form, line + b"\n"))
+    assert [each[3] for each in found] == [line]
 
 
 def test_timestamp_of_another_writer_is_its_clock():
