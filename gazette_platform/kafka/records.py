@@ -444,7 +444,7 @@ def _of_envelope(line: bytes) -> _Record | None:
 
 
 def _ts_of(meta: Mapping[str, Any]) -> int:
-    """Raises: ValueError: it is no time that a record can have."""
+    """Raises: ValueError: no record can have this time."""
     ts = meta["ts"]
     if type(ts) is not int or not 0 <= ts < _TS_END:
         raise ValueError(ts)

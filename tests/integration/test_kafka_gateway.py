@@ -352,7 +352,7 @@ async def test_other_writers_may_append_to_the_journal(wire, client):
 async def test_registers_refuse_what_another_gateway_appends_meanwhile(
     gateway, broker, wire, client, monkeypatch
 ):
-    """Other writers move the end until the lane names no offset any more; then only registers tell."""
+    """Other writers move the end until the lane names no offset any more; then registers alone say what was appended."""
     ours = next(part._gateway for part in gateway.parts if hasattr(part, "_gateway")).client
     append, batch, elsewhere_at = ours.append, numbered(0, b'{"a":1}'), []
     async with gateway_of(broker) as other, WireClient.to(other.port) as elsewhere:
