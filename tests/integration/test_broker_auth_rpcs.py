@@ -95,7 +95,7 @@ async def test_authorization_with_blanks_around_is_refused_in_words(client, stub
 
 
 async def test_brokers_and_their_vitals_are_for_operators(broker):
-    """What a broker does and holds tells of all journals."""
+    """What a broker does and holds reveals something of all journals."""
     async with open_channel(broker.endpoint.partition("//")[2]) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
         others = Capability.ALL & ~Capability.APPLY
