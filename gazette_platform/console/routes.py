@@ -165,7 +165,7 @@ class _Console(RestRoutes):
                     await response.prepare(request)
             except ConnectionError as err:
                 raise ClientGone(str(err)) from err
-            await written(request, response, _line(rows))
+            await written(request, response.write, _line(rows))
 
         last: dict[str, Any]
         try:
@@ -181,7 +181,7 @@ class _Console(RestRoutes):
                 if not response.prepared:
                     return _refusal(err)
                 last = {"error": str(err)}
-            await written(request, response, _line(last))
+            await written(request, response.write, _line(last))
         except ClientGone as err:
             raise asyncio.CancelledError from err
         await response.write_eof()

@@ -402,12 +402,14 @@ class ClientGone(NotTaken):
 
 
 async def written(
-    request: web.Request, response: web.StreamResponse, content: bytes | memoryview
+    request: web.Request,
+    write: Callable[[bytes | memoryview], Awaitable[None]],
+    content: bytes | memoryview,
 ) -> None:
-    """Write once there is room. Raises: NotTaken: the client has gone, or takes nothing."""
+    """Call `write` of an answer, which waits for room. Raises: NotTaken: the client has gone, or takes nothing."""
     try:
         async with asyncio.timeout(_STALL_S):
-            await response.write(content)
+            await write(content)
     except TimeoutError as err:
         if request.transport is not None:
             request.transport.abort()

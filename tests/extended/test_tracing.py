@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import closing
 
+import grpc
 import pytest
 from journal_specs import journal_spec
 from opentelemetry import trace
@@ -24,6 +25,7 @@ from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import build_uuid
 from gazette_platform.ops import tracing
 from gazette_platform.protocol import CompressionCodec
+from gazette_platform.testing.local import open_channel
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
@@ -86,6 +88,15 @@ async def test_an_append_is_one_trace_through_brokers_and_peers(local_brokers, s
         await broker.drain()
     assert {one.attributes["gazette.journal"] for one in named(spans, "persist")} == {"a/journal"}
     assert max(one.attributes["gazette.end"] for one in named(spans, "persist")) == 6
+
+
+async def test_a_malformed_append_is_refused_as_without_spans(local_brokers, spans):
+    broker = await local_brokers.start()
+    async with open_channel(broker.endpoint.partition("//")[2]) as channel:
+        call = channel.stream_unary("/protocol.Journal/Append")(iter([b"\xff"]))
+        with pytest.raises(grpc.aio.AioRpcError, match="Append: malformed message"):
+            await call
+    assert broker.faults.reported == 0
 
 
 async def test_a_typed_run_has_a_span_for_each_step(local_brokers, spans, tmp_path):

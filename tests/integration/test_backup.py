@@ -113,23 +113,33 @@ async def test_spool_that_joins_goes_on_once_heads_are_reset(cluster, own_etcd_s
     assert not (broker.config.spool_dir / "set-aside").exists()
 
 
-async def test_spool_of_a_former_holder_does_not_go_on(cluster, own_etcd_server, file, tmp_path):
-    """It joins what is stored. But another broker went on without it, and nothing in etcd says so any more."""
+async def restored_holders(cluster, etcd_server, file, tmp_path, *, later):
+    """Have two brokers hold different content from offset 7 on, and etcd restored as of then.
+
+    Returns: the broker that held it first, and the folder of the spools of the other one.
+    """
     former = await made(cluster, stored=b"stored ")
     async with client_of(former) as client:
         await client.append(JOURNAL, b"held")
     await crash(former)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    later = await cluster.start(spool_dir=elsewhere, append_wait_s=0.5)
-    async with client_of(later) as client:
+    other = await cluster.start(spool_dir=elsewhere, append_wait_s=0.5)
+    async with client_of(other) as client:
         assert await client.reset_head(JOURNAL, give_up=True) == 7
-        assert (await client.append(JOURNAL, b"held, and more")).end == 21
-    await backed_up(own_etcd_server, file)
-    await crash(later)
-    await lose_etcd(own_etcd_server)
-    await restored(own_etcd_server, file)
-    former = await cluster.start(append_wait_s=0.5)
+        assert (await client.append(JOURNAL, later)).end == 7 + len(later)
+    await backed_up(etcd_server, file)
+    await crash(other)
+    await lose_etcd(etcd_server)
+    await restored(etcd_server, file)
+    return await cluster.start(append_wait_s=0.5), elsewhere
+
+
+async def test_spool_of_a_former_holder_does_not_go_on(cluster, own_etcd_server, file, tmp_path):
+    """It joins what is stored. But another broker went on without it, and nothing in etcd says so any more."""
+    former, elsewhere = await restored_holders(
+        cluster, own_etcd_server, file, tmp_path, later=b"held, and more"
+    )
     async with client_of(former) as client:
         with pytest.raises(TransportError, match="restored from a backup, which does not say"):
             await client.append(JOURNAL, b"!", offset=11)
@@ -143,21 +153,9 @@ async def test_reset_stores_the_furthest_of_spools_that_contradict_each_other(
     cluster, own_etcd_server, file, tmp_path, caplog
 ):
     """The primary has the shorter one, and is asked last."""
-    former = await made(cluster, stored=b"stored ")
-    async with client_of(former) as client:
-        await client.append(JOURNAL, b"held")
-    await crash(former)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    later = await cluster.start(spool_dir=elsewhere, append_wait_s=0.5)
-    async with client_of(later) as client:
-        assert await client.reset_head(JOURNAL, give_up=True) == 7
-        assert (await client.append(JOURNAL, b"other, and more")).end == 22
-    await backed_up(own_etcd_server, file)
-    await crash(later)
-    await lose_etcd(own_etcd_server)
-    await restored(own_etcd_server, file)
-    former = await cluster.start(append_wait_s=0.5)
+    former, elsewhere = await restored_holders(
+        cluster, own_etcd_server, file, tmp_path, later=b"other, and more"
+    )
     async with client_of(former) as client:
         assert (await client.check_head(JOURNAL)).is_refused
         await cluster.start(id="later", spool_dir=elsewhere, journal_limit=0)

@@ -15,7 +15,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalChange, LabelSelector
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import admin_pb2, admin_pb2_grpc, protocol_pb2 as pb
-from gazette_platform.testing.local import AppendCall
+from gazette_platform.testing.local import AppendCall, open_channel
 from gazette_platform.testing.waiting import pass_time, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
@@ -92,6 +92,21 @@ async def test_authorization_with_blanks_around_is_refused_in_words(client, stub
     code, text = await failure(stub.List(pb.ListRequest(), metadata=(("authorization", value),)))
     assert code is UNAUTHENTICATED
     assert "Authorization" in text
+
+
+async def test_brokers_and_their_vitals_are_for_operators(broker):
+    """What a broker does and holds reveals something of all journals."""
+    async with open_channel(broker.endpoint.partition("//")[2]) as channel:
+        admin = admin_pb2_grpc.AdminStub(channel)
+        others = Capability.ALL & ~Capability.APPLY
+        for call, request in (
+            (admin.ListBrokers, admin_pb2.ListBrokersRequest()),
+            (admin.GetVitals, admin_pb2.GetVitalsRequest()),
+        ):
+            lacks = "authorization is missing required APPLY capability"
+            assert await failure(call(request, metadata=bearer(others))) == (UNAUTHENTICATED, lacks)
+            assert (await failure(call(request)))[0] == UNAUTHENTICATED
+            assert (await call(request, metadata=bearer(Capability.APPLY))).ByteSize() > 0
 
 
 async def test_u1_a_token_of_a_key_that_is_not_ours_is_refused(client, stub):

@@ -12,6 +12,7 @@ import struct
 import pytest
 from journal_specs import journal_spec
 
+from gazette_platform.broker.api import gateway
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalChange
@@ -322,4 +323,28 @@ async def test_a_reader_that_takes_nothing_is_left(broker, cluster, monkeypatch,
     await eventually(lambda: reads._sending_bytes > 0)
     await eventually(lambda: reads._sending_bytes == 0)
     await ended(reader)
+    writer.close()
+
+
+async def test_a_reader_that_does_not_take_the_last_line_is_left(broker, cluster, monkeypatch):
+    """A line without an end is sent last, as one event. Here it is longer than what the kernel holds."""
+    monkeypatch.setattr(http_port, "_STALL_S", 0.3)
+    monkeypatch.setattr(http_port, "_READS_MAX", 1)
+    monkeypatch.setattr(gateway, "_LINE_BYTES_MAX", 1 << 25)
+    await append(cluster.stub(broker), JOURNAL, *[b"0123456789abcdef" * (1 << 15)] * 32)
+    events = request(f"GET /{JOURNAL} HTTP/1.1", b"Accept: text/event-stream")
+    code, _, writer = await begun(broker, events)
+    assert code == 200
+    writer.transport.pause_reading()
+
+    code, _, other = await begun(broker, events)
+    assert code == 429
+    other.close()
+
+    async def has_room():
+        code, _, other = await begun(broker, events)
+        other.close()
+        return code == 200
+
+    await eventually(has_room)
     writer.close()

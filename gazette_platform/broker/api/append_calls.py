@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, final
 
+from google.protobuf.message import DecodeError
+
 from gazette_platform.broker.append.batch import Pending, content_sum
 from gazette_platform.broker.append.content import cost_of
 from gazette_platform.ops import tracing
@@ -250,7 +252,10 @@ class AppendCalls:
         self._begun.count += 1
         if not tracing.is_on():
             return await self._counted(self._run(first, content, metadata))
-        journal = pb.AppendRequest.FromString(first).journal
+        try:
+            journal = pb.AppendRequest.FromString(first).journal
+        except DecodeError as err:
+            raise self._failed(err) from err
         headers = metadata.items()
         with tracing.span("gazette broker append", kind="SERVER", headers=headers, journal=journal):
             return await self._counted(self._run(first, content, metadata))

@@ -235,7 +235,7 @@ class Gateway:
         async def write(content: bytes | memoryview) -> None:
             try:
                 for events in stream.feed(content):
-                    await written(request, response, events)
+                    await written(request, response.write, events)
                     await asyncio.sleep(0)  # a piece may have many lines, and others wait
             except DataError as err:
                 raise _NotServed(str(err)) from err
@@ -245,7 +245,8 @@ class Gateway:
         finally:
             keepalive.cancel()  # nothing may be written after the end
         why = _LEAVING if self._service.is_leaving else contents.close_error
-        await response.write(stream.close(why, is_at_end=contents.is_at_end))
+        last = stream.close(why, is_at_end=contents.is_at_end)
+        await written(request, response.write, last)
         await response.write_eof()
         return response
 
@@ -345,10 +346,11 @@ class _TrailedResponse(web.StreamResponse):
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         await super().write(b"".join((b"%x\r\n" % len(data), data, b"\r\n")))
 
-    async def finish(self, trailer: str, value: str) -> None:
+    async def finish(self, request: web.Request, trailer: str, value: str) -> None:
         """End the body. Line ends in `value` would be trailers of their own."""
         text = f"{trailer}: {' '.join(value.split())}"
-        await super().write(b"0\r\n%s\r\n\r\n" % text.encode("latin-1", "replace"))
+        last = b"0\r\n%s\r\n\r\n" % text.encode("latin-1", "replace")
+        await written(request, super().write, last)
         await self.write_eof()
 
 
@@ -359,14 +361,14 @@ async def _send_body(
     if request.version < HttpVersion11:
         response = web.StreamResponse(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
         await response.prepare(request)
-        await contents.write_to(partial(written, request, response))
+        await contents.write_to(partial(written, request, response.write))
         await response.write_eof()
         return response
     headers |= {"Transfer-Encoding": "chunked", "Trailer": CLOSE_ERROR}
     trailed = _TrailedResponse(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
     await trailed.prepare(request)
-    await contents.write_to(partial(written, request, trailed))
-    await trailed.finish(CLOSE_ERROR, contents.close_error)
+    await contents.write_to(partial(written, request, trailed.write))
+    await trailed.finish(request, CLOSE_ERROR, contents.close_error)
     return trailed
 
 
@@ -456,7 +458,7 @@ class RestGateway(RestRoutes):
                     await response.prepare(request)
             except ConnectionError as err:
                 raise ClientGone(str(err)) from err
-            await written(request, response, line)
+            await written(request, response.write, line)
 
         try:
             try:
@@ -467,7 +469,7 @@ class RestGateway(RestRoutes):
             except RpcFailed as err:
                 if not response.prepared:
                     return self._failure(request, err.text, error_of(err))
-                await written(request, response, error_line(err.text, error_of(err)))
+                await written(request, response.write, error_line(err.text, error_of(err)))
         except ClientGone as err:
             raise asyncio.CancelledError from err
         if not response.prepared:
