@@ -175,5 +175,6 @@ async def test_content_is_let_go_of_once_it_is_appended(bench, size):
     kept = [weakref.ref(content) for content in contents]
     await asyncio.gather(*(bench.append(content) for content in contents))
     del contents
-    await eventually(lambda: bench.appender.is_idle)
-    assert [each() for each in kept] == [None] * 4
+    # A thread that hashed or wrote content may hold it for some instructions after it has reported.
+    await eventually(lambda: [each() for each in kept] == [None] * 4)
+    assert bench.appender.is_idle
