@@ -1,8 +1,8 @@
 """Consume, transform, produce, exactly once, as a program that tests kill: for each record of one topic it writes one to another.
 
-    kafka_transform.py SERVERS GROUP SOURCE TARGET ID FILE
+    kafka_transform.py SERVERS GROUP SOURCE TARGET ID FILE [BATCH]
 
-Its transactions have the transactional id ID; now and then it aborts one, as programs do after an error.
+Its transactions have the transactional id ID, and up to BATCH records; now and then it aborts one, as programs do after an error.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from kafka_member import Log
 
 WAIT_S = 15.0
 STUCK_S = 20  # then SIGALRM ends it
-BATCH = 20
 ABORTED = 7  # each of so many transactions
 
 
-def main(servers, group, source, target, transactional_id, file):
+def main(servers, group, source, target, transactional_id, file, batch="20"):
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     note = Log(file).write
     note("started")
     try:
-        return transform(servers, group, source, target, transactional_id, note, stopped)
+        return transform(
+            servers, group, source, target, transactional_id, int(batch), note, stopped
+        )
     except ck.KafkaException as err:
         note("failed", text=str(err.args[0]))
         return 1  # fenced, or worse: a supervisor starts it again
 
 
-def transform(servers, group, source, target, transactional_id, note, stopped):
+def transform(servers, group, source, target, transactional_id, batch, note, stopped):
     consumer = ck.Consumer(
         {
             "bootstrap.servers": servers,
@@ -56,7 +57,7 @@ def transform(servers, group, source, target, transactional_id, note, stopped):
     consumer.subscribe([source])
     number = 0
     while not stopped:
-        messages = [one for one in consumer.consume(BATCH, 0.5) if not one.error()]
+        messages = [one for one in consumer.consume(batch, 0.5) if not one.error()]
         if not messages:
             continue
         number += 1

@@ -103,7 +103,10 @@ def _source(there: Counter[tuple[int, int]], sent: _Sent) -> Iterator[str]:
     for what, places in (
         ("lost: {} was acknowledged", sent.once - there.keys()),
         ("aborted: readers get {}", sent.never & there.keys()),
-        ("doubled: readers get more than once {}", {one for one, count in there.items() if count > 1}),
+        (
+            "doubled: readers get more than once {}",
+            {one for one, count in there.items() if count > 1},
+        ),
         (
             "strange: {} was never sent",
             there.keys() - sent.once - sent.never - sent.perhaps - unknown,

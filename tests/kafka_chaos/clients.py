@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 GROUP, TRANSFORMS = "watchers", "transforms"
 SOURCE, TARGET = "source", "target"
 _POLL_S = 0.2
+# Records of a transform's transaction, so that it keeps up with producers.
+_BATCH = "100"
 _LEAVE_S = 60.0
 # Between two faults; and how long they last: the longer ones beyond the session and the transaction's time-out.
 _CALM_S = (0.5, 4.0)
@@ -90,6 +92,7 @@ class _Client:
             case Role.TRANSFORM:
                 script = "kafka_transform.py"
                 arguments = [self._servers, TRANSFORMS, SOURCE, TARGET, self.name, str(self._file)]
+                arguments.append(_BATCH)
             case _:
                 is_open = self.role is Role.TRANSACTIONAL
                 first = self._number * PRODUCER + self._runs * SESSION + is_open * TRANSACTIONAL
