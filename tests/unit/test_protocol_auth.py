@@ -230,6 +230,12 @@ def test_a_key_that_comes_twice_is_refused(text):
         KeyRing(ONE).verify(token)
 
 
+def test_subject_is_taken_if_it_is_text():
+    assert Claims.from_payload(claims_json(sub="me")).subject == "me"
+    assert Claims.from_payload(claims_json(sub=7)).subject == ""
+    assert Claims.from_payload(claims_json()).subject == ""
+
+
 @pytest.mark.parametrize(
     "text",
     [b"[" * 5_000, b"[" * 1010 + b"]" * 1010, b'{"exp":' + b"9" * 5_000 + b"}", b"NaN", b"\xff"],
