@@ -211,7 +211,7 @@ def test_keys_are_matched_in_any_case_as_go_matches_them():
     payload = KeyRing(ONE).verify(handmade(claims))
     check_times(payload, NOW)
     selector = LabelSelector.parse("name:prefix=secret/, team!=red")
-    assert Claims.from_payload(payload) == Claims(8, selector, NOW + 60)
+    assert Claims.from_payload(payload) == Claims(8, selector, NOW + 60, "of no concern")
     with pytest.raises(Unauthenticated, match="token is expired"):
         check_times(payload, NOW + 100)
 
