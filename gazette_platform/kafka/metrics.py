@@ -77,8 +77,8 @@ class KafkaMetrics(Collector):
             family = CounterMetricFamily(
                 f"gazette_platform_kafka_{name}", text, labels=("direction",)
             )
-            for direction, count in counts.items():
-                family.add_metric((direction,), count)
+            for direction, amount in counts.items():
+                family.add_metric((direction,), amount)
             yield family
         for name, text in _GAUGES.items():
             value = self.gauges[name]() if name in self.gauges else 0
