@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import struct
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from gazette_platform.errors import GazetteError
 from gazette_platform.kafka.access import Access
 from gazette_platform.kafka.login import DECIDED, LOGIN, SASL_AUTHENTICATE
+from gazette_platform.kafka.quotas import Quota
 from gazette_platform.kafka.wire import (
     API_VERSIONS,
     SIZE_BYTES,
@@ -47,6 +50,7 @@ _LAST_S: Final = 5.0
 """How long the last calls of a client that has closed may take."""
 # Only batches of records are large. What else is read makes objects that are many times its size.
 _PRODUCE: Final = 0
+_FETCH: Final = 1
 _OTHERS_BYTES_MAX: Final = 8 << 20
 # Of clients that have not logged in.
 _LOGIN_BYTES_MAX: Final = 1 << 16
@@ -79,12 +83,45 @@ class Budget:
 
 
 @final
+class Quotas:
+    """What callers may produce and fetch, of all connections.
+
+    A caller is the subject of the token, or the client id if the token has none.
+    """
+
+    def __init__(self, produce: int, fetch: int) -> None:
+        self._of = {_PRODUCE: ("in", Quota(produce)), _FETCH: ("out", Quota(fetch))}
+
+    def take(self, call: Call, size: int, answer: Any, metrics: KafkaMetrics) -> float:
+        """Count a call. Returns: how long the client has to wait before its next one, in seconds.
+
+        Args:
+            size: of the request.
+        """
+        direction, quota = self._of.get(call.api.key, ("", None))
+        if quota is None or not quota.limit:
+            return 0.0
+        if call.api.key == _FETCH:
+            size = sum(
+                len(part.records or b"") for topic in answer.responses for part in topic.partitions
+            )
+        subject = call.peer.access.subject
+        caller = f"subject {subject}" if subject else f"client {call.client_id}"
+        wait_s = quota.take(caller, size, asyncio.get_running_loop().time())
+        # Answers have whole milliseconds.
+        wait_s = int(wait_s * 1000) / 1000
+        metrics.throttled_s[direction] += wait_s
+        return wait_s
+
+
+@final
 class Connection:
     """Serves one client.
 
     Args:
         apis: by key.
         budget: of bytes of requests, of all connections.
+        quotas: of all connections.
         auth: verifies tokens.
     """
 
@@ -96,6 +133,7 @@ class Connection:
         apis: Mapping[int, Api],
         config: KafkaConfig,
         budget: Budget,
+        quotas: Quotas,
         faults: Faults,
         metrics: KafkaMetrics,
         auth: Authenticator,
@@ -106,6 +144,7 @@ class Connection:
         self._apis = apis
         self._config = config
         self._budget = budget
+        self._quotas = quotas
         self._faults = faults
         address = writer.get_extra_info("peername")
         self._access = Access(auth)
@@ -113,13 +152,17 @@ class Connection:
         self._expiry: asyncio.TimerHandle | None = None
         self.peer = Peer(str(address[0]) if address else "", self._access)
         self._frames: asyncio.Queue[bytes] = asyncio.Queue(_READ_AHEAD_MAX)
-        self._answers: asyncio.Queue[tuple[Call | None, Any, int]] = asyncio.Queue(_PENDING_MAX)
+        self._answers: asyncio.Queue[tuple[Call | None, Any, int, float]] = asyncio.Queue(
+            _PENDING_MAX
+        )
+        self._left = asyncio.Event()
         self._held = 0
         self._is_leaving = False
 
     def leave(self) -> None:
         """Take no more requests; `run` ends when what was taken is answered."""
         self._is_leaving = True
+        self._left.set()
         # Nothing may come after an end.
         cast("asyncio.Transport", self._writer.transport).pause_reading()
         self._reader.feed_eof()
@@ -179,9 +222,17 @@ class Connection:
         while True:
             frame = await self._frames.get()
             call, answer = await self._answer(frame)
-            await self._answers.put((call, answer, len(frame)))
+            wait_s = 0.0
+            if call is not None:
+                wait_s = self._quotas.take(call, len(frame), answer, self._metrics)
+            await self._answers.put((call, answer, len(frame), wait_s))
             del frame, answer
             self._frames.task_done()
+            if wait_s:
+                # What comes meanwhile waits: not all clients heed the time that they are given.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._left.wait()
 
     async def _answer(self, frame: bytes) -> tuple[Call | None, Any]:
         if self._access.is_raw:
@@ -252,12 +303,14 @@ class Connection:
 
     async def _write(self) -> None:
         while True:
-            call, answer, size = await self._answers.get()
+            call, answer, size, wait_s = await self._answers.get()
             if hasattr(answer, "__await__"):
                 answer = await self._later(call, answer)
             if call is not None:
                 self._metrics.answered(call.api.name, answer)
             if answer is not None:
+                if wait_s:
+                    answer = dataclasses.replace(answer, throttle_time=timedelta(seconds=wait_s))
                 encoded = answer if call is None else answer_bytes(call.correlation_id, answer)
                 self._writer.write(encoded)
                 await self._writer.drain()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.client import AsyncClient
 from gazette_platform.kafka.admin import Admin
-from gazette_platform.kafka.connection import Budget, Connection
+from gazette_platform.kafka.connection import Budget, Connection, Quotas
 from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, Topics, cluster_id
 from gazette_platform.kafka.group_store import GroupStore
@@ -90,6 +90,7 @@ class KafkaServer:
         self._tls = tls
         self._clock = clock
         self._budget = Budget(config.buffer_bytes_max)
+        self._quotas = Quotas(config.produce_quota, config.fetch_quota)
         self._connections: set[Connection] = set()
         self._all_left = asyncio.Event()
         self._all_left.set()
@@ -163,6 +164,7 @@ class KafkaServer:
             apis=self._apis,
             config=self._config,
             budget=self._budget,
+            quotas=self._quotas,
             faults=self._faults,
             metrics=self.metrics,
             auth=self._auth,

@@ -1,0 +1,42 @@
+"""How many bytes a second a caller may produce and fetch: Kafka's quotas. Pure.
+
+Answers say how long the client has to wait (``throttle_time_ms``), and its connection is not served for that long.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+_BURST_S: Final = 1.0
+"""What a caller that was quiet may send at once, as time at its rate."""
+_CALLERS_MAX: Final = 4096
+
+
+@final
+class Quota:
+    """The same rate for each caller.
+
+    Attributes:
+        limit: bytes a second; 0: none.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        # By caller: when it has waited for all that it took.
+        self._paid_at: dict[str, float] = {}
+
+    def take(self, caller: str, size: int, now: float) -> float:
+        """Count bytes. Returns: how long the caller has to wait from now on, in seconds."""
+        if not self.limit:
+            return 0.0
+        paid_at = max(self._paid_at.pop(caller, 0.0), now - _BURST_S) + size / self.limit
+        if len(self._paid_at) >= _CALLERS_MAX:
+            self._forget(now)
+        self._paid_at[caller] = paid_at
+        return max(0.0, paid_at - now)
+
+    def _forget(self, now: float) -> None:
+        """Forget callers that were quiet; if there is none, the one that came longest ago."""
+        quiet = [caller for caller, at in self._paid_at.items() if at <= now - _BURST_S]
+        for caller in quiet or [next(iter(self._paid_at))]:
+            del self._paid_at[caller]
