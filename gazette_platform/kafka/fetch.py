@@ -211,10 +211,12 @@ class Fetch:
         return wanted.end
 
     def _answer(self, call: Call, wanted: list[_Wanted], *, is_committed: bool) -> Any:
-        left: int = call.get("max_bytes", 1 << 30)
+        left = most = self._most(call)
         topics: dict[str, list[Any]] = {}
         for each in wanted:
-            part, size = self._part(call, each, left, is_committed=is_committed)
+            part, size = self._part(
+                call, each, left, is_committed=is_committed, is_first=left == most
+            )
             left -= size
             topics.setdefault(each.topic, []).append(part)
         return call.new(
@@ -227,15 +229,19 @@ class Fetch:
             ),
         )
 
+    def _most(self, call: Call) -> int:
+        """Bytes of the largest answer: with a quota no more than a client may fetch in a second."""
+        most: int = call.get("max_bytes", 1 << 30)
+        return min(most, self._gateway.config.fetch_quota or most)
+
     def _part(
-        self, call: Call, wanted: _Wanted, left: int, *, is_committed: bool
+        self, call: Call, wanted: _Wanted, left: int, *, is_committed: bool, is_first: bool
     ) -> tuple[Any, int]:
         records, head, stable, start = b"", -1, -1, -1
         error, followed = wanted.error, wanted.followed
         if error is None and followed is not None:
             tail = followed.tail
             if wanted.end and left > 0:
-                is_first = left == call.get("max_bytes", 1 << 30)
                 records = self._records(followed, wanted, left, one=is_first)
             head, start = tail.head, tail.start
             stable = wanted.stable if is_committed else head

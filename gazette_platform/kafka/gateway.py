@@ -185,6 +185,7 @@ class KafkaMetrics(Collector):
         requests: by API, and by outcome: ``ok``, ``error``, ``unanswered`` (none was asked for) or ``closed``.
         records: by direction, ``in`` or ``out``.
         record_bytes: of batches as clients send and get them, likewise.
+        throttled_s: that clients were made to wait by quotas, likewise.
         gauges: what gives the value of each.
     """
 
@@ -192,6 +193,7 @@ class KafkaMetrics(Collector):
         self.requests: Counter[tuple[str, str]] = Counter()
         self.records: Counter[str] = Counter({"in": 0, "out": 0})
         self.record_bytes: Counter[str] = Counter({"in": 0, "out": 0})
+        self.throttled_s: dict[str, float] = {"in": 0.0, "out": 0.0}
         self.gauges: dict[str, Callable[[], float]] = {}
 
     def answered(self, api: str, answer: Any) -> None:
@@ -222,12 +224,13 @@ class KafkaMetrics(Collector):
         for name, text, counts in (
             ("records", "Records that clients of Kafka produced and consumed.", self.records),
             ("record_bytes", "Bytes of their batches, as sent.", self.record_bytes),
+            ("throttled_seconds", "Time that quotas made clients wait.", self.throttled_s),
         ):
             family = CounterMetricFamily(
                 f"gazette_platform_kafka_{name}", text, labels=("direction",)
             )
-            for direction, count in counts.items():
-                family.add_metric((direction,), count)
+            for direction, amount in counts.items():
+                family.add_metric((direction,), amount)
             yield family
         for name, text in _GAUGES.items():
             value = self.gauges[name]() if name in self.gauges else 0

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import struct
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from gazette_platform.client import AsyncClient, ClientConfig
@@ -19,6 +21,7 @@ from gazette_platform.kafka.fetch import Fetch, Offsets
 from gazette_platform.kafka.gateway import Gateway, KafkaMetrics, Nodes, Topics, cluster_id
 from gazette_platform.kafka.group_store import GroupStore
 from gazette_platform.kafka.produce import Lanes, Produce
+from gazette_platform.kafka.quotas import Quotas
 from gazette_platform.kafka.topic_calls import Admin, Metadata
 from gazette_platform.kafka.txn_coordinator import coordinator_parts
 from gazette_platform.kafka.txn_store import TxnStore
@@ -108,6 +111,7 @@ class KafkaServer:
         self._tls = tls
         self._clock = clock
         self._budget = Budget(config.buffer_bytes_max)
+        self._quotas = Quotas(config.produce_quota, config.fetch_quota)
         self._connections: set[Connection] = set()
         self._all_left = asyncio.Event()
         self._all_left.set()
@@ -181,6 +185,7 @@ class KafkaServer:
             apis=self._apis,
             config=self._config,
             budget=self._budget,
+            quotas=self._quotas,
             faults=self._faults,
             metrics=self.metrics,
             auth=self._auth,
@@ -280,6 +285,7 @@ class Connection:
     Args:
         apis: by key.
         budget: of bytes of requests, of all connections.
+        quotas: of all connections.
         auth: verifies tokens.
     """
 
@@ -291,6 +297,7 @@ class Connection:
         apis: Mapping[int, Api],
         config: KafkaConfig,
         budget: Budget,
+        quotas: Quotas,
         faults: Faults,
         metrics: KafkaMetrics,
         auth: Authenticator,
@@ -301,6 +308,7 @@ class Connection:
         self._apis = apis
         self._config = config
         self._budget = budget
+        self._quotas = quotas
         self._faults = faults
         address = writer.get_extra_info("peername")
         self._access = Access(auth)
@@ -308,13 +316,17 @@ class Connection:
         self._expiry: asyncio.TimerHandle | None = None
         self.peer = Peer(str(address[0]) if address else "", self._access)
         self._frames: asyncio.Queue[bytes] = asyncio.Queue(_READ_AHEAD_MAX)
-        self._answers: asyncio.Queue[tuple[Call | None, Any, int]] = asyncio.Queue(_PENDING_MAX)
+        self._answers: asyncio.Queue[tuple[Call | None, Any, int, float]] = asyncio.Queue(
+            _PENDING_MAX
+        )
+        self._left = asyncio.Event()
         self._held = 0
         self._is_leaving = False
 
     def leave(self) -> None:
         """Take no more requests; `run` ends when what was taken is answered."""
         self._is_leaving = True
+        self._left.set()
         # Nothing may come after an end.
         cast("asyncio.Transport", self._writer.transport).pause_reading()
         self._reader.feed_eof()
@@ -374,9 +386,18 @@ class Connection:
         while True:
             frame = await self._frames.get()
             call, answer = await self._answer(frame)
-            await self._answers.put((call, answer, len(frame)))
+            wait_s = 0.0
+            if call is not None:
+                now = asyncio.get_running_loop().time()
+                wait_s = self._quotas.take(call, len(frame), answer, self._metrics, now)
+            await self._answers.put((call, answer, len(frame), wait_s))
             del frame, answer
             self._frames.task_done()
+            if wait_s:
+                # What comes meanwhile waits: not all clients heed the time that they are given.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._left.wait()
 
     async def _answer(self, frame: bytes) -> tuple[Call | None, Any]:
         if self._access.is_raw:
@@ -447,12 +468,14 @@ class Connection:
 
     async def _write(self) -> None:
         while True:
-            call, answer, size = await self._answers.get()
+            call, answer, size, wait_s = await self._answers.get()
             if hasattr(answer, "__await__"):
                 answer = await self._later(call, answer)
             if call is not None:
                 self._metrics.answered(call.api.name, answer)
             if answer is not None:
+                if wait_s:
+                    answer = dataclasses.replace(answer, throttle_time=timedelta(seconds=wait_s))
                 encoded = answer if call is None else answer_bytes(call.correlation_id, answer)
                 self._writer.write(encoded)
                 await self._writer.drain()

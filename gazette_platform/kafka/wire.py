@@ -292,6 +292,11 @@ class Access:
         return None if self._claims is None else self._auth.remaining_s(self._claims)
 
     @property
+    def subject(self) -> str:
+        """Who the token names; empty: no one."""
+        return "" if self._claims is None else self._claims.subject
+
+    @property
     def lifetime(self) -> timedelta:
         """How long the token is good; zero: for ever. Clients log in again before."""
         remaining_s = self.remaining_s

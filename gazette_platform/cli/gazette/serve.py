@@ -73,6 +73,16 @@ KAFKA_OPTIONS = (
         "buffer-bytes-max", int, "Bytes of requests of clients of Kafka that are held at a time."
     ),
     _kafka("record-bytes-max", int, "Largest record, and largest batch of records, in bytes."),
+    _kafka(
+        "produce-quota",
+        int,
+        "Bytes a second that each caller may produce by a broker's Kafka port; 0 for any number.",
+    ),
+    _kafka(
+        "fetch-quota",
+        int,
+        "Bytes a second that each caller may fetch from a broker's Kafka port; 0 for any number.",
+    ),
     _kafka("idle", float, "Time after which a connection without requests is closed."),
 )
 
