@@ -24,7 +24,7 @@ PROCESSES ?= 1,2
 PUBLISH ?=
 WITHOUT ?=
 
-.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos rollouts test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs docs-site image release clean
+.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-kafka bench-consume bench-consumers bench-lake chaos rollouts test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs docs-site image release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ bench-failover: $(STAMP) ## Measure how long appends stall when a primary is kil
 
 bench-allocator: $(STAMP) ## Measure the assignment of 10,000 journals; adds to latest.json
 	$(PY) -m benchmarks.bench_allocator
+
+bench-kafka: $(STAMP) ## Measure the Kafka gateway beside a real Kafka; writes benchmarks/results/kafka.json
+	$(PY) -m benchmarks.kafka
 
 bench-consume: $(STAMP) ## Measure how many messages a shard consumes in a second of a core
 	$(PY) -m benchmarks.consume

@@ -12,6 +12,7 @@ __all__ = [
     "BOUNDS",
     "CLUSTER_TARGETS",
     "FAILOVER_TARGETS",
+    "KAFKA_TARGETS",
     "LAKE_TARGETS",
     "TARGETS",
     "WIRE_TARGETS",
@@ -145,6 +146,20 @@ WIRE_TARGETS = (
     Target("wire_ratio_broker_rss_mb_loaded", 1.05, is_upper=True),
     Target("wire_ratio_idle_10k_cpu_percent_max", 1.1, is_upper=True),
     Target("wire_ratio_idle_10k_rss_mb_max", 1.05, is_upper=True),
+)
+
+# Of our gateway divided by a real Kafka, under the same client in one run.
+KAFKA_TARGETS = (
+    *(
+        Target(f"ratio_{what}_{size}_mb_per_s", 0.5)
+        for what in ("produce", "fetch")
+        for size in ("100b", "1kib", "1mib")
+    ),
+    *(
+        Target(f"ratio_{what}_{share}_ms", 2, is_upper=True)
+        for what in ("produce_one", "end_to_end")
+        for share in ("p50", "p99")
+    ),
 )
 
 

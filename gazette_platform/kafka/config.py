@@ -55,6 +55,12 @@ class KafkaConfig:
     record_bytes_max: int = 16 << 20
     """Largest record, and largest batch before compression is undone, in bytes."""
 
+    produce_quota: int = 0
+    """Bytes a second that each caller may produce by this gateway; 0: any number."""
+
+    fetch_quota: int = 0
+    """Bytes a second that each caller may fetch from this gateway; 0: any number."""
+
     idle_s: float = 600.0
     """Seconds after which a connection without requests is closed."""
 
@@ -74,6 +80,11 @@ class KafkaConfig:
             (self.record_bytes_max, "record-bytes-max"),
         ):
             expect_setting(number >= 1, f"kafka.{flag}", "at least 1", number)
+        for number, flag in (
+            (self.produce_quota, "produce-quota"),
+            (self.fetch_quota, "fetch-quota"),
+        ):
+            expect_setting(number >= 0, f"kafka.{flag}", "at least 0", number)
         expect_setting(
             self.buffer_bytes_max >= self.request_bytes_max,
             "kafka.buffer-bytes-max",

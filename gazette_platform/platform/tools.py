@@ -136,6 +136,11 @@ def kafka_java_jars() -> Path:
     return _jars("kafka-java", "Kafka's client for Java")
 
 
+def kafka_server_jars() -> Path:
+    """The folder of jars of Kafka itself, for benchmarks, installed if need be."""
+    return _jars("kafka-server", "Kafka")
+
+
 def s3_server() -> Path:
     """The ``versitygw`` binary, an S3 server over a folder: ``GAZETTE_VERSITYGW``, or built.
 

@@ -39,7 +39,7 @@ LEEWAY_S = 5.0
 _ADMIT_ALL = b"\0"
 
 # The claims that are looked at; tokens may have others.
-_CLAIMS = ("cap", "sel", "exp", "iat", "nbf")
+_CLAIMS = ("cap", "sel", "exp", "iat", "nbf", "sub")
 
 # Whoever has seen one token can try keys against it without asking anybody. 2^128 keys are too many to
 # try, but what a person can remember is not.
@@ -101,6 +101,8 @@ class Claims:
     """Matches the labels of journals, their implicit ``name`` among them; empty: all."""
     expires_at: float | None = None
     """Unix seconds; None: never."""
+    subject: str = ""
+    """Who the bearer is, of the claim ``sub``; empty: the token does not say."""
 
     def require(self, capability: Capability) -> None:
         """Raises: Forbidden: the capability is not among the claims."""
@@ -139,6 +141,7 @@ class Claims:
         if not 0 <= capability <= Capability.ALL:
             raise _malformed("cap is not a mask of 32 bits")
         selector = _fields(_object(payload, "sel"), ("include", "exclude"), where="sel")
+        subject = payload.get("sub", "")
         return cls(
             capability,
             LabelSelector(
@@ -146,6 +149,7 @@ class Claims:
                 _labels_of(_object(selector, "exclude"), "sel.exclude"),
             ),
             _time_of(payload, "exp"),
+            subject if isinstance(subject, str) else "",
         )
 
 

@@ -211,7 +211,7 @@ def test_keys_are_matched_in_any_case_as_go_matches_them():
     payload = KeyRing(ONE).verify(handmade(claims))
     check_times(payload, NOW)
     selector = LabelSelector.parse("name:prefix=secret/, team!=red")
-    assert Claims.from_payload(payload) == Claims(8, selector, NOW + 60)
+    assert Claims.from_payload(payload) == Claims(8, selector, NOW + 60, "of no concern")
     with pytest.raises(Unauthenticated, match="token is expired"):
         check_times(payload, NOW + 100)
 
@@ -228,6 +228,12 @@ def test_a_key_that_comes_twice_is_refused(text):
     token = signed(text)
     with pytest.raises(Unauthenticated, match="a key comes twice"):
         KeyRing(ONE).verify(token)
+
+
+def test_subject_is_taken_if_it_is_text():
+    assert Claims.from_payload(claims_json(sub="me")).subject == "me"
+    assert Claims.from_payload(claims_json(sub=7)).subject == ""
+    assert Claims.from_payload(claims_json()).subject == ""
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,16 @@ KAFKA_OPTIONS = (
         "buffer-bytes-max", int, "Bytes of requests of clients of Kafka that are held at a time."
     ),
     _kafka("record-bytes-max", int, "Largest record, and largest batch of records, in bytes."),
+    _kafka(
+        "produce-quota",
+        int,
+        "Bytes a second that each caller may produce by a broker's Kafka port; 0 for any number.",
+    ),
+    _kafka(
+        "fetch-quota",
+        int,
+        "Bytes a second that each caller may fetch from a broker's Kafka port; 0 for any number.",
+    ),
     _kafka("idle", float, "Time after which a connection without requests is closed."),
 )
 
@@ -272,7 +282,7 @@ def _run_broker(
     if kafka is None:
         run_server(make, flag=flag, on_start=settle, overseer=line)
         return
-    from gazette_platform.kafka.beside import BrokerWithKafka  # noqa: PLC0415  needs the extra
+    from gazette_platform.kafka.server import BrokerWithKafka  # noqa: PLC0415  needs the extra
 
     run_server(
         lambda: BrokerWithKafka(make(), kafka),
