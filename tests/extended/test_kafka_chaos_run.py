@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.plan import FaultKind
 from tests.kafka_chaos.runner import KafkaChaosConfig, run_kafka_chaos
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(900)]
 
 
 async def test_a_minute_of_kafka_chaos_shows_nothing_wrong(sturdy_etcd_binary, tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 import confluent_kafka as ck
 
 from gazette_platform.errors import TransportError
-from gazette_platform.kafka.caller import Caller
+from gazette_platform.kafka.inspection import Caller
 from gazette_platform.message import Flags, JsonFraming, read_committed
 from gazette_platform.testing.waiting import TooLate, pass_time, patient
 
@@ -88,7 +88,7 @@ class Onlooker:
 
     async def caught_up(self, ends: Mapping[int, int]) -> None:
         """Wait until all groups have committed these offsets. Raises: TooLate."""
-        limit_s = patient(120.0)
+        limit_s = patient(180.0)
         try:
             async with asyncio.timeout(limit_s):
                 while behind := self._behind(ends):
