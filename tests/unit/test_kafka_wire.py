@@ -15,6 +15,7 @@ from gazette_platform.etcd import EtcdClient
 from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
 from gazette_platform.kafka.produce import Produce
+from gazette_platform.kafka.quotas import Quotas
 from gazette_platform.kafka.server import Budget, Connection
 from gazette_platform.kafka.wire import API_VERSIONS, Api, Login, read_call, versions_answer
 from gazette_platform.ops.clock import SystemClock
@@ -89,6 +90,7 @@ class Gateway:
             faults=Faults(),
             metrics=KafkaMetrics(),
             auth=self._auth,
+            quotas=Quotas(0, 0),
         ).run()
 
     @contextlib.asynccontextmanager
