@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
 from typing import TYPE_CHECKING, final
 
 import confluent_kafka as ck
@@ -141,7 +140,7 @@ def consume(servers: str, topic: str, partitions: int) -> dict[int, list[tuple[i
 
 async def read_journals(client: AsyncClient, journals: Sequence[str]) -> dict[int, list[int]]:
     """Read committed messages by our client. Returns: numbers, by partition. Raises: GazetteError."""
-    found: defaultdict[int, list[int]] = defaultdict(list)
+    found: dict[int, list[int]] = {part: [] for part in range(len(journals))}
     framing = JsonFraming(uuid_field="_meta.uuid")
     for part, journal in enumerate(journals):
         async with await read_committed(client, journal, framing=framing) as reader:
