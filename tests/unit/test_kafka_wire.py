@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 import struct
 import warnings
 
 import pytest
+import uvloop
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
+from gazette_platform.kafka.live_groups import Later
 from gazette_platform.kafka.produce import Produce
 from gazette_platform.kafka.quotas import Quotas
 from gazette_platform.kafka.server import Budget, Connection
@@ -21,6 +24,7 @@ from gazette_platform.kafka.wire import API_VERSIONS, Api, Login, read_call, ver
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.serving.auth import Authenticator
+from gazette_platform.testing.waiting import eventually, turns
 
 WAIT_S = 10.0
 KEY = "c2VjcmV0IGtleSBvZiBhIGRlbW8sIGRvIG5vdCB1c2U="
@@ -207,3 +211,51 @@ async def test_gateway_leaves_though_etcd_is_away(caplog):
         nodes.own = Node(3, "127.0.0.1", 9092)
         await nodes.leave()
     assert "node 3 stays listed until its lease ends" in caplog.text
+
+
+def test_client_that_left_before_its_answers_is_no_fault():
+    uvloop.run(answer_a_client_that_left())
+
+
+async def answer_a_client_that_left():
+    """Its answer is there at the instant at which it resets the connection."""
+    gate, served = (asyncio.get_running_loop().create_future() for _ in range(2))
+    writers, handled = [], []
+
+    async def later(call):
+        handled.append(call)
+        return Later(gate, lambda _: versions_answer({}, call.version))
+
+    async def serve(reader, writer):
+        writers.append(writer)
+        connection = Connection(
+            reader,
+            writer,
+            apis={API_VERSIONS: Api(API_VERSIONS, "api_versions", 0, 4, later)},
+            config=KafkaConfig(),
+            budget=Budget(LARGEST),
+            faults=Faults(),
+            metrics=KafkaMetrics(),
+            auth=Authenticator("", SystemClock()),
+            quotas=Quotas(0, 0),
+        )
+        try:
+            await connection.run()
+        except Exception as err:  # noqa: BLE001  the test raises it
+            served.set_exception(err)
+        else:
+            served.set_result(None)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, asyncio.timeout(WAIT_S):
+        port = server.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(VERSIONS)
+        await eventually(lambda: handled, timeout_s=WAIT_S)
+        lingers_not = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingers_not)
+        writer.transport.abort()
+        while not writers[0].is_closing():
+            await turns()
+        gate.set_result(None)
+        await served
