@@ -42,6 +42,7 @@ _ENVELOPE_NAMES: Final = frozenset(("_meta", "key", "key64", "headers", "value",
 _TS_DIGITS_MAX: Final = 18
 _TS_END: Final = 1 << 63
 _BASE64: Final = 64
+_COMMA: Final = ord(",")
 _FOREIGN: Final = re.compile(rb'"_meta"\s*:\s*\{\s*"uuid"\s*:\s*"([0-9a-fA-F-]{36})"')
 _KEYED: Final = re.compile(rb'(\d{1,18})(?:,"key":"([^"\\}]*)")?\},?')
 _MARK: Final = re.compile(rb'"uuid"\s*:\s*"[0-9a-fA-F-]{21}0[12]-')
@@ -311,13 +312,13 @@ def decode_lines(
         base: offset of the block.
         else_ms: timestamp of records that have none.
     """
-    count, at, ts = 0, 0, 0
+    count, at = 0, 0
     # What lines without keys of one time have in common, from the flags to where the value goes on.
-    common, value_at = b"\n", 0
+    common, value_at, common_ts = b"\n", 0, 0
     is_json, none, view = form is Form.JSON, list[Any](), memoryview(block)
     find, begins = block.find, block.startswith
     while at < len(block):
-        end, begin, key = find(b"\n", at), at + value_at, None
+        end, begin, key, ts = find(b"\n", at), at + value_at, None, common_ts
         if block[at + _FLAGS_AT : begin] != common or not begins(_BEGIN, at) or begin > end:
             is_plain = (
                 begins(_BEGIN, at)
@@ -338,8 +339,8 @@ def decode_lines(
                 at = end + 1
                 continue
             ts, key, begin = int(found[1]), found[2], found.end()
-            if key is None:
-                value_at = begin - at
+            if key is None and block[begin - 1] == _COMMA:
+                value_at, common_ts = begin - at, ts
                 common = block[at + _FLAGS_AT : begin]
         is_small = end - begin < _VIEW_BYTES
         add(end, ts, key, b"{" + block[begin:end] if is_small else _opened(view[begin:end]), none)

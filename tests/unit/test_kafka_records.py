@@ -98,6 +98,8 @@ def expect_same(form, records, codec=0):
 
 
 @given(records_of(st.none() | texts | padded), st.sampled_from(sorted(CODECS)))
+@example([(n % 2, [None, b"k"][n % 2], b'{"n":1}', []) for n in range(4)], 0)
+@example([(0, None, value, []) for value in (b"{ }", b'{"a":1}', b"{}", b"{ }", b'{"a":1}')], 0)
 @settings(deadline=None)
 def test_json_topic_gives_back_what_was_produced(records, codec):
     for line in expect_same(Form.JSON, records, codec):
