@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.client import ClientConfig
 from gazette_platform.kafka.server import KafkaServer
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.network import HostGuard
 
 if TYPE_CHECKING:
     from gazette_platform.broker.serve import Broker
@@ -75,6 +76,10 @@ class BrokerWithKafka:
             auth=broker.context.auth,
             clock=SystemClock(),
             faults=self.faults,
+            guard=HostGuard(
+                {*served.host_names, self._config.host, self._config.address(0)[0]},
+                served.allow_origin,
+            ),
             broker=broker.context.process_id.name,
             tls=None if served.server_cert_file is None else served.server_tls.server_context(),
         )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import EtcdClient, Lease
     from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.config import KafkaConfig
+    from gazette_platform.kafka.registry import Schemas
     from gazette_platform.kafka.state import Nodes
     from gazette_platform.kafka.wire import Peer
     from gazette_platform.ops.clock import Clock
@@ -115,6 +116,7 @@ class Gateway:
     faults: Faults
     nodes: Nodes
     topics: Topics
+    schemas: Schemas
     metrics: KafkaMetrics = field(default_factory=KafkaMetrics)
 
     async def partition(

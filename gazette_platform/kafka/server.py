@@ -19,11 +19,14 @@ from gazette_platform.kafka.metadata import Metadata
 from gazette_platform.kafka.metrics import KafkaMetrics
 from gazette_platform.kafka.offsets import Offsets
 from gazette_platform.kafka.produce import Produce
+from gazette_platform.kafka.registry import EtcdSource, RestSource, Schemas
+from gazette_platform.kafka.registry_api import RegistryApi
 from gazette_platform.kafka.state import Nodes
 from gazette_platform.kafka.txn_coordinator import coordinator_parts
 from gazette_platform.kafka.txn_store import TxnStore
 from gazette_platform.kafka.wire import API_VERSIONS, Api, versions_answer
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.serving.http_server import HttpServer
 from gazette_platform.serving.sockets import BACKLOG, listen
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from gazette_platform.kafka.wire import Call, Part
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
+    from gazette_platform.ops.network import HostGuard
     from gazette_platform.serving.auth import Authenticator
 
 _log = logging.getLogger(__name__)
@@ -51,6 +55,7 @@ class KafkaServer:
 
     Attributes:
         port: that is bound.
+        registry_port: likewise, for clients of the registry of schemas.
         parts: that answer calls.
         metrics: what it counts.
 
@@ -61,6 +66,7 @@ class KafkaServer:
         brokers: how to reach the brokers.
         auth: verifies the tokens of clients.
         tls: of the port; None: it is plain.
+        guard: of requests for schemas that foreign pages make.
         broker: zone and suffix of the broker whose process this is; empty: none.
     """
 
@@ -76,6 +82,7 @@ class KafkaServer:
         tls: SSLContext | None,
         clock: Clock,
         faults: Faults,
+        guard: HostGuard,
         broker: str = "",
     ) -> None:
         self._config = config
@@ -85,6 +92,12 @@ class KafkaServer:
         self._lease = lease
         self._etcd = etcd
         self._etcd_prefix = etcd_prefix
+        self._own_schemas = EtcdSource(etcd, etcd_prefix)
+        self._schemas = Schemas(
+            RestSource(config.registry) if config.registry else self._own_schemas
+        )
+        self._registry: HttpServer | None = None
+        self._guard = guard
         self._client = AsyncClient(brokers, clock=clock)
         self._auth = auth
         self._tls = tls
@@ -98,6 +111,7 @@ class KafkaServer:
         self._apis: dict[int, Api] = {}
         self.parts: Sequence[Part] = ()
         self.port = 0
+        self.registry_port = 0
         self.metrics = KafkaMetrics()
         self.metrics.gauges["connections"] = self._connections.__len__
 
@@ -124,11 +138,13 @@ class KafkaServer:
             faults=self._faults,
             nodes=nodes,
             topics=Topics(self._client, self._clock),
+            schemas=self._schemas,
             metrics=self.metrics,
         )
         self.parts = parts_of(gateway)
         self._apis = {api.key: api for part in self.parts for api in part.apis}
         self._apis[API_VERSIONS] = Api(API_VERSIONS, "api_versions", 0, 4, self._versions)
+        await self._start_registry()
         host, port = config.address(self.port)
         await nodes.register(
             host=host, port=port, broker=self._broker, lease=self._lease.id, tasks=self._tasks
@@ -143,6 +159,26 @@ class KafkaServer:
             server = await self._listen(loop, other)
             self._tasks.spawn(server.serve_forever(), name="listen")
         _log.info("Kafka's clients are served at %s:%d, node %d", host, port, nodes.own.id)
+
+    async def _start_registry(self) -> None:
+        """Serve the registry, if there is to be one. Raises: SetupError: its port is in use."""
+        if self._config.registry_port is None:
+            return
+        server = HttpServer(
+            host=self._config.host,
+            port=self._config.registry_port,
+            metrics=None,
+            unready=lambda: "",
+            tasks=self._tasks,
+            faults=self._faults,
+            guard=self._guard,
+            flag="kafka.registry-port",
+            tls=self._tls,
+            add_routes=RegistryApi(self._own_schemas, self._auth).add_routes,
+            has_diagnostics=False,
+        )
+        await server.start()
+        self._registry, self.registry_port = server, server.port
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, sock: Any) -> asyncio.Server:
         def accept() -> asyncio.StreamReaderProtocol:
@@ -197,6 +233,10 @@ class KafkaServer:
                     await self._all_left.wait()
             for part in self.parts:
                 await part.stop()
+        registry, self._registry = self._registry, None
+        if registry is not None:
+            await registry.stop()
+        await self._schemas.close()
         await self._tasks.close()
         await self._client.close()
 
