@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from gazette_platform import errors
-from gazette_platform.errors import GazetteError
-from gazette_platform.kafka.records import Refused
+from gazette_platform.errors import DataError, GazetteError
 from gazette_platform.protocol.auth import Forbidden, Unauthenticated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class KafkaError(GazetteError):
@@ -26,6 +25,23 @@ class KafkaError(GazetteError):
     def __init__(self, code: ErrorCode, text: str = "") -> None:
         super().__init__(text or code.name)
         self.code = code
+
+
+class BadRecord(NamedTuple):
+    """A record that the form of the topic cannot hold."""
+
+    number: int
+    why: str
+
+
+class Refused(DataError):
+    """A batch with such records."""
+
+    def __init__(self, records: Sequence[BadRecord]) -> None:
+        first = records[0]
+        more = f" (and {len(records) - 1} more)" if len(records) > 1 else ""
+        super().__init__(f"record {first.number}: {first.why}{more}")
+        self.records = records
 
 
 # The first that fits counts.

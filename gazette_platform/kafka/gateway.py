@@ -1,4 +1,10 @@
-"""What the parts of a gateway share: settings, etcd, a client of the brokers, the nodes and the topics."""
+"""What the parts of a gateway share: settings, etcd, a client of the brokers, the nodes, the topics and the counts.
+
+``/.gazette-platform/kafka<prefix>#nodes/<id>``
+    A gateway, under its lease: JSON with ``host``, ``port``, and the ``broker`` it runs in (empty: none).
+
+Counts are metrics: a request costs an addition, a record none.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +12,250 @@ import asyncio
 import hashlib
 import logging
 from base64 import urlsafe_b64encode
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, final
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, final
 
+import orjson
 from kio.schema.errors import ErrorCode
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
+from gazette_platform.errors import EtcdError, ValidationError
+from gazette_platform.etcd import Compare, Put
 from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.kafka.metrics import KafkaMetrics
 from gazette_platform.kafka.topics import TOPIC, Partition, Topic, TopicMap, map_topics
+from gazette_platform.keyspace import KeySpace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
+
+    from prometheus_client import Metric
 
     from gazette_platform.client import AsyncClient
-    from gazette_platform.etcd import EtcdClient, Lease
-    from gazette_platform.kafka.access import Access
+    from gazette_platform.etcd import EtcdClient, KeyValue, Lease
     from gazette_platform.kafka.config import KafkaConfig
     from gazette_platform.kafka.registry import Schemas
-    from gazette_platform.kafka.state import Nodes
-    from gazette_platform.kafka.wire import Peer
+    from gazette_platform.kafka.wire import Access, Peer
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol.auth import Capability
 
 _log = logging.getLogger(__name__)
+
+_ROOT: Final = "/.gazette-platform/kafka"
+_NODES_MAX: Final = 10_000
+
+
+def kafka_root(prefix: str) -> str:
+    """What all keys of the gateways of a cluster begin with, up to the ``#``."""
+    return f"{_ROOT}{prefix}#"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A gateway, which clients take for a broker of Kafka."""
+
+    id: int
+    host: str
+    port: int
+    broker: str = ""
+    """Zone and suffix of the broker whose process it shares."""
+
+
+@final
+class _NodeView:
+    """The nodes, as `KeySpace` keeps them."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = f"{prefix}/"
+        self.nodes: dict[int, Node] = {}
+
+    def begin(self) -> None:
+        """Nothing is gathered."""
+
+    def end(self) -> None:
+        """Nothing is gathered."""
+
+    def put(self, kv: KeyValue) -> None:
+        """Raises: ValidationError: the value does not describe a node."""
+        node_id = self._id_of(kv.key)
+        try:
+            found = orjson.loads(kv.value)
+            node = Node(node_id, str(found["host"]), int(found["port"]), str(found["broker"]))
+        except (ValueError, KeyError, TypeError) as err:
+            raise ValidationError(f"{kv.key} does not describe a Kafka gateway: {err}") from err
+        self.nodes[node_id] = node
+
+    def remove(self, key: str) -> None:
+        """Forget a node."""
+        self.nodes.pop(self._id_of(key), None)
+
+    def _id_of(self, key: str) -> int:
+        text = key.removeprefix(self._prefix)
+        if not (text.isascii() and text.isdigit()):
+            raise ValidationError(f"{key} names no node of a Kafka gateway")
+        return int(text)
+
+
+@final
+class Nodes:
+    """The live gateways of a cluster, this one among them.
+
+    Attributes:
+        own: this one, once it is registered.
+
+    Args:
+        etcd: connected.
+        prefix: of the cluster.
+    """
+
+    def __init__(self, etcd: EtcdClient, prefix: str, *, faults: Faults) -> None:
+        self._etcd = etcd
+        self._prefix = f"{kafka_root(prefix)}nodes"
+        self._view = _NodeView(self._prefix)
+        self._space = KeySpace(etcd, self._prefix, self._view, faults=faults)
+        self.own = Node(0, "", 0)
+
+    async def register(
+        self, *, host: str, port: int, broker: str, lease: int, tasks: TaskGroup
+    ) -> None:
+        """Take the smallest id that is free, and follow the others from then on.
+
+        Raises: EtcdError: etcd fails, or no id is free.
+        """
+        value = orjson.dumps({"host": host, "port": port, "broker": broker})
+        taken = await self._etcd.range(f"{self._prefix}/")
+        ids = {kv.key for kv in taken.kvs}
+        for number in range(1, _NODES_MAX):
+            key = f"{self._prefix}/{number}"
+            if key in ids:
+                continue
+            put = Put(key, value, lease=lease)
+            done = await self._etcd.txn((Compare.create(key, 0),), (put,))
+            if done.succeeded:
+                self.own = Node(number, host, port, broker)
+                await self._space.load(done.header.revision)
+                tasks.keep(self._space.watch, name="kafka nodes", ends_by=(EtcdError,))
+                return
+        raise EtcdError(f"{self._prefix}/: {_NODES_MAX} gateways are registered")
+
+    async def leave(self) -> None:
+        """Let clients find other gateways. Raises: EtcdError."""
+        if self.own.id:
+            await self._etcd.delete(f"{self._prefix}/{self.own.id}")
+
+    @property
+    def live(self) -> dict[int, Node]:
+        """By id; this one is always among them."""
+        return self._view.nodes | {self.own.id: self.own}
+
+    def of_broker(self, broker: str) -> Node | None:
+        """The gateway in the process of a broker."""
+        for node in self._view.nodes.values():
+            if node.broker == broker:
+                return node
+        return None
+
+    def keeper(self, key: str) -> Node:
+        """The gateway that all agree on for a key, such as a group's id: by rendezvous hash."""
+        live = self.live
+        return max(live.values(), key=lambda node: (_weight(key, node.id), node.id))
+
+
+def _weight(key: str, node: int) -> bytes:
+    return hashlib.blake2b(f"{node}/{key}".encode(), digest_size=8).digest()
+
+
+_GAUGES: Final = {
+    "connections": "Connections of clients of Kafka that are open.",
+    "groups": "Consumer groups that this broker coordinates and has in memory.",
+    "group_members": "Members of these groups.",
+    "open_transactions": "Transactions that this broker coordinates and that are not complete.",
+}
+
+
+@final
+class KafkaMetrics(Collector):
+    """Counts and gauges of one gateway.
+
+    Attributes:
+        requests: by API, and by outcome: ``ok``, ``error``, ``unanswered`` (none was asked for) or ``closed``.
+        records: by direction, ``in`` or ``out``.
+        record_bytes: of batches as clients send and get them, likewise.
+        throttled_s: that clients were made to wait by quotas, likewise.
+        gauges: what gives the value of each.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str]] = Counter()
+        self.records: Counter[str] = Counter({"in": 0, "out": 0})
+        self.record_bytes: Counter[str] = Counter({"in": 0, "out": 0})
+        self.throttled_s: dict[str, float] = {"in": 0.0, "out": 0.0}
+        self.gauges: dict[str, Callable[[], float]] = {}
+
+    def answered(self, api: str, answer: Any) -> None:
+        """Count a request by what is answered; None: nothing is."""
+        outcome = "error" if has_error(answer) else "ok"
+        self.requests[api, "unanswered" if answer is None else outcome] += 1
+
+    def closed(self, api: str) -> None:
+        """Count a request whose connection is closed instead of an answer."""
+        self.requests[api, "closed"] += 1
+
+    def took(self, direction: str, records: int, size: int) -> None:
+        """Count a batch."""
+        self.records[direction] += records
+        self.record_bytes[direction] += size
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """Give all."""
+        requests = CounterMetricFamily(
+            "gazette_platform_kafka_requests",
+            "Requests of clients of Kafka, by API and outcome.",
+            labels=("api", "outcome"),
+        )
+        for labels, count in [*self.requests.items()]:
+            requests.add_metric(labels, count)
+        yield requests
+        for name, text, counts in (
+            ("records", "Records that clients of Kafka produced and consumed.", self.records),
+            ("record_bytes", "Bytes of their batches, as sent.", self.record_bytes),
+            ("throttled_seconds", "Time that quotas made clients wait.", self.throttled_s),
+        ):
+            family = CounterMetricFamily(
+                f"gazette_platform_kafka_{name}", text, labels=("direction",)
+            )
+            for direction, amount in counts.items():
+                family.add_metric((direction,), amount)
+            yield family
+        for name, text in _GAUGES.items():
+            value = self.gauges[name]() if name in self.gauges else 0
+            yield GaugeMetricFamily(f"gazette_platform_kafka_{name}", text, value=value)
+
+
+def has_error(answer: Any) -> bool:
+    """Whether an answer, or a part of it, has a code of an error."""
+    if not hasattr(answer, "__dataclass_fields__"):
+        return False
+    kind: Any = type(answer)
+    has_code, parts = _shape(kind)
+    if has_code and answer.error_code is not ErrorCode.none:
+        return True
+    return any(any(map(has_error, getattr(answer, name) or ())) for name in parts)
+
+
+@cache
+def _shape(kind: Any) -> tuple[bool, tuple[str, ...]]:
+    """Whether a class has a code, and the fields that may have entities."""
+    names = {field.name: str(field.type) for field in fields(kind)}
+    parts = tuple(name for name, type_text in names.items() if type_text.startswith("tuple"))
+    return "error_code" in names, parts
+
 
 # How old the topics may be that produce and fetch go by, and those that Metadata shows.
 _STALE_S: Final = 10.0
@@ -98,6 +323,31 @@ class Topics:
         for problem in sorted(problems - self._problems):
             _log.warning("no partition of a topic: %s", problem)
         self._problems = problems
+
+
+@final
+class Budget:
+    """Bytes that all connections may hold; a request waits until there is room for it."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._changed = asyncio.Condition()
+
+    async def take(self, size: int) -> None:
+        """Wait for room. Cancellation: safe."""
+        if size <= self._free:
+            self._free -= size
+            return
+        async with self._changed:
+            await self._changed.wait_for(lambda: size <= self._free)
+            self._free -= size
+
+    async def give(self, size: int) -> None:
+        """Give room back."""
+        self._free += size
+        if self._changed.locked() or size:
+            async with self._changed:
+                self._changed.notify_all()
 
 
 @final

@@ -15,8 +15,7 @@ from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.group_types import GroupState, Join, Joined, Protocol, Sync, Synced
 from gazette_platform.kafka.live_groups import Later, group_place
 from gazette_platform.kafka.live_transactions import transaction_place
-from gazette_platform.kafka.login import check_group
-from gazette_platform.kafka.wire import Api
+from gazette_platform.kafka.wire import Api, check_group
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from kio.serial import entity_reader
 from gazette_platform.errors import Fenced, GazetteError
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.group_store import Committed
-from gazette_platform.kafka.login import check_group
-from gazette_platform.kafka.wire import Api
+from gazette_platform.kafka.wire import Api, check_group
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:

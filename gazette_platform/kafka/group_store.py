@@ -24,7 +24,7 @@ import orjson
 
 from gazette_platform.errors import EtcdError, Fenced, GazetteError
 from gazette_platform.etcd import Compare, Delete, Get, Put
-from gazette_platform.kafka.state import kafka_root
+from gazette_platform.kafka.gateway import kafka_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

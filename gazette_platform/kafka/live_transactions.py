@@ -17,14 +17,14 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import EtcdError, Fenced, GazetteError
 from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.kafka.lanes import TransactionEnd
+from gazette_platform.kafka.produce import TransactionEnd
 from gazette_platform.kafka.transactions import Transaction, TxnState, complete, expire
 from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import side_by_side
 
 if TYPE_CHECKING:
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.lanes import Lanes
+    from gazette_platform.kafka.produce import Lanes
     from gazette_platform.kafka.txn_store import StoredTransaction, TxnStore
 
 _log = logging.getLogger(__name__)

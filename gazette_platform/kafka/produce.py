@@ -1,31 +1,51 @@
-"""Produce: batches of records become lines, and lines become appends."""
+"""Produce: batches of records become lines, and lines become appends, one journal after the other in its lane.
+
+A lane makes one append at a time. What arrives meanwhile becomes the next append, so a busy partition has few large ones. Their
+order is the one of arrival, and the clocks of UUIDs, which are given at arrival, grow in it.
+
+Each append names the offset that it must begin at, so it is made once although its answer may be lost. If other writers append
+to the journal, too, this fails now and then; after some attempts the lane appends wherever the end is.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.errors import GazetteError
+from gazette_platform.errors import (
+    GazetteError,
+    OutcomeUnknown,
+    RegisterMismatch,
+    WrongAppendOffset,
+)
 from gazette_platform.kafka.batches import read_batch
-from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.lanes import Pending
-from gazette_platform.kafka.records import Refused, encode_batch
-from gazette_platform.kafka.sequences import Claim, txn_producer
-from gazette_platform.kafka.topic_specs import MAX_BYTES
-from gazette_platform.kafka.topics import Form
+from gazette_platform.kafka.failures import KafkaError, Refused, code_of
+from gazette_platform.kafka.records import Lines, Stamp, encode_batch
+from gazette_platform.kafka.sequences import (
+    Claim,
+    Duplicate,
+    Sequence,
+    Sequences,
+    out_of_order,
+    txn_producer,
+)
+from gazette_platform.kafka.topics import MAX_BYTES, Form
 from gazette_platform.kafka.wire import Api
-from gazette_platform.message.uuid import Flags
+from gazette_platform.message.uuid import Flags, clock_of, new_producer_id, uuid_text
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
+    from gazette_platform.client.results import AppendResult
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.lanes import Lanes
+    from gazette_platform.kafka.sequences import Edit
     from gazette_platform.kafka.topics import Partition
     from gazette_platform.kafka.txn_store import TxnStore
     from gazette_platform.kafka.wire import Call
@@ -177,3 +197,321 @@ class Produce:
             ),
             error_message=None if error is None else str(error),
         )
+
+
+_APPEND_BYTES: Final = 4 << 20
+_ATTEMPTS_MAX: Final = 8
+_NAMED_ATTEMPTS: Final = 4
+_LANES_MAX: Final = 4096
+_FAILED_MAX: Final = 1024
+
+
+class TransactionEnd(NamedTuple):
+    """What ends a transaction in one journal."""
+
+    producer_id: int
+    written_epoch: int
+    """Of the producer that wrote it."""
+    epoch: int
+    """That is current from now on."""
+    commits: bool
+    number: int
+    """Of the transaction, among those of the producer."""
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A batch that waits for its append.
+
+    Attributes:
+        clocks: of its first message, and the one after its last, if its producer has transactions; else zeros.
+        find: asks for the number of its transaction, if the journal does not say which one is open.
+        transaction: that number, once it was asked for.
+        end: ends a transaction; it has no lines then.
+        done: gives the offset of its first record.
+    """
+
+    lines: Lines
+    claim: Claim | None = None
+    clocks: tuple[int, int] = (0, 0)
+    find: Callable[[], Awaitable[int]] | None = None
+    transaction: int = 0
+    end: TransactionEnd | None = None
+    done: asyncio.Future[int] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+@final
+class Lane:
+    """The appends to one journal."""
+
+    def __init__(self, gateway: Gateway, journal: str, lanes: Lanes) -> None:
+        self._gateway = gateway
+        self._lanes = lanes
+        self._journal = journal
+        self._queue: deque[Pending] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._head = -1  # -1: not known
+        self._sequences = Sequences()
+        self._failed: dict[int, tuple[int, int]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is appended or waits."""
+        return self._task is None
+
+    def put(self, pending: Pending) -> None:
+        """Append a batch after those that came before."""
+        self._queue.append(pending)
+        if self._task is None:
+            self._task = self._gateway.tasks.spawn(self._run(), name="append")
+
+    async def ready(self) -> None:
+        """Wait until the registers are known, and the clock is beyond those of transactions. Raises: GazetteError."""
+        if self._head < 0 and self._task is None:
+            self._learn(await self._gateway.client.append(self._journal, b""))
+
+    async def end(self, end: TransactionEnd) -> None:
+        """Commit or roll back what a transaction has in the journal: once, however often it is called.
+
+        Raises: GazetteError: it is to be tried again. Cancellation: it may be done all the same.
+        """
+        pending = Pending(Lines(b"", 0), end=end)
+        self.put(pending)
+        await pending.done
+
+    async def _run(self) -> None:
+        try:
+            while self._queue:
+                group = self._take()
+                try:
+                    await self._append(group)
+                except Exception as err:  # noqa: BLE001  it ends these batches, and no others
+                    self._fail(group, err)
+        finally:
+            self._task = None
+            for pending in self._queue:
+                pending.done.cancel()
+
+    def _take(self) -> list[Pending]:
+        """Those that make the next append."""
+        group, size = [self._queue.popleft()], 0
+        size = len(group[0].lines.content)
+        while (
+            self._queue
+            and group[0].end is None
+            and self._queue[0].end is None
+            and size + len(self._queue[0].lines.content) <= _APPEND_BYTES
+        ):
+            group.append(self._queue.popleft())
+            size += len(group[-1].lines.content)
+        return group
+
+    def _fail(self, group: list[Pending], error: Exception) -> None:
+        self._head = -1
+        self._remember_failed(group)
+        if not isinstance(error, GazetteError):
+            self._gateway.faults.report("kafka", f"append to {self._journal}", error)
+        elif code_of(error) is ErrorCode.unknown_topic_or_partition:
+            self._gateway.topics.forget()
+        for pending in group:
+            if not pending.done.done():
+                pending.done.set_exception(KafkaError(code_of(error), str(error)))
+                pending.done.exception()  # the client may be gone, and not ask
+
+    def _remember_failed(self, group: list[Pending]) -> None:
+        """Remember where producers have to go on, so that no batch after one that failed is taken for their first."""
+        for claim in [each.claim for each in group if each.claim and not each.done.done()]:
+            if self._failed.get(claim.producer_id, (-1, 0))[0] != claim.epoch:
+                self._failed[claim.producer_id] = claim.epoch, claim.first
+        while len(self._failed) > _FAILED_MAX:
+            del self._failed[next(iter(self._failed))]
+
+    def _check_failed(self, claim: Claim) -> None:
+        """Raises: KafkaError: a batch before this one has failed, and did not come again."""
+        epoch, first = self._failed.get(claim.producer_id, (-1, -1))
+        if epoch == claim.epoch and first != claim.first:
+            raise out_of_order(claim, first)
+        self._failed.pop(claim.producer_id, None)
+
+    async def _append(self, group: list[Pending]) -> None:
+        for attempt in range(_ATTEMPTS_MAX):
+            is_fresh = self._head < 0
+            if is_fresh:
+                self._learn(await self._gateway.client.append(self._journal, b""))
+            named = attempt < _NAMED_ATTEMPTS
+            edit = self._sequences.edit()
+            if not await self._note(group, edit, exact=named, is_fresh=is_fresh):
+                self._head = -1  # another gateway may have appended what is missing
+                continue
+            group = [pending for pending in group if not pending.done.done()]
+            if not group:
+                return
+            try:
+                result = await self._gateway.client.append(
+                    self._journal,
+                    b"".join([pending.lines.content for pending in group]),
+                    offset=self._head if named else 0,
+                    check_registers=edit.check,
+                    union_registers=edit.union,
+                    subtract_registers=edit.subtract,
+                )
+            except (RegisterMismatch, WrongAppendOffset):
+                self._head = -1
+            except OutcomeUnknown:
+                # Registers say whether idempotent batches were appended.
+                self._head = -1
+                if any(pending.claim is None for pending in group):
+                    raise
+            else:
+                self._learn(result)
+                at = result.begin
+                for pending in group:
+                    if not pending.done.done():
+                        pending.done.set_result(at + pending.lines.first_bytes - 1)
+                    at += len(pending.lines.content)
+                return
+        raise KafkaError(ErrorCode.not_leader_or_follower, "other writers append all the time")
+
+    async def _note(self, group: list[Pending], edit: Edit, *, exact: bool, is_fresh: bool) -> bool:
+        """Note batches for the registers, and answer those that are not to be appended.
+
+        Args:
+            exact: whether the offset of the append is known.
+            is_fresh: whether the registers were just read; only then a batch may be refused.
+
+        Returns: False if the registers have to be read first.
+        """
+        end = group[0].end
+        if end is not None:
+            self._prepare_end(group[0], end, edit)
+            return True
+        await self._find_transactions(group)
+        refused = self._refused(group, edit, exact=exact)
+        if refused and not is_fresh:
+            return False
+        for pending, error in refused:
+            _settle(pending, error)
+        return True
+
+    def _learn(self, result: AppendResult) -> None:
+        self._head = result.end
+        self._sequences = Sequences(result.registers)
+        self._lanes.raise_clock(self._sequences.clock)
+
+    def _prepare_end(self, pending: Pending, end: TransactionEnd, edit: Edit) -> None:
+        """Make the line that ends a transaction; or answer, if it has ended here.
+
+        There is a line even if the transaction has nothing here: a batch of it that comes late must find that it ended.
+        """
+        former = self._sequences.get(end.producer_id) or Sequence(end.epoch, -1, -1, -1)
+        is_open = former.open >= 0
+        if former.transaction >= end.number + (1 if is_open else 0):
+            if not pending.done.done():
+                pending.done.set_result(-1)
+            return
+        clock = self._lanes.stamp(1).clock
+        if is_open and not end.commits:
+            clock = former.acknowledged
+        uuid = uuid_text(txn_producer(end.producer_id, end.written_epoch), clock, Flags.ACK_TXN)
+        line = b'{"_meta":{"uuid":"%s"}}\n' % uuid.encode()
+        pending.lines = Lines(line, len(line))
+        last = max(clock, former.clock)
+        after = replace(
+            former, clock=last, acknowledged=last, open=-1, transaction=end.number, epoch=end.epoch
+        )
+        if end.epoch > former.epoch:
+            after = replace(after, next=0, first=-1)
+        edit.put(end.producer_id, after)
+
+    async def _find_transactions(self, group: list[Pending]) -> None:
+        """Ask which transactions batches begin here, so that none is written to one that has ended."""
+        for pending in group:
+            claim = pending.claim
+            if claim is None or pending.find is None or pending.transaction:
+                continue
+            known = self._sequences.get(claim.producer_id)
+            if known is None or known.open < 0 or known.epoch != claim.epoch:
+                try:
+                    pending.transaction = await pending.find()
+                except GazetteError as err:
+                    _settle(pending, KafkaError(code_of(err), str(err)))
+
+    def _refused(
+        self, group: list[Pending], edit: Edit, *, exact: bool
+    ) -> list[tuple[Pending, Duplicate | KafkaError]]:
+        """Those that do not follow what the registers say, and why; the others are noted in `edit`."""
+        refused: list[tuple[Pending, Duplicate | KafkaError]] = []
+        at = self._head
+        for pending in group:
+            if pending.done.done():
+                continue
+            offset = at + pending.lines.first_bytes - 1
+            try:
+                if pending.claim is not None:
+                    self._add(pending, pending.claim, edit, offset if exact else -offset)
+            except (Duplicate, KafkaError) as error:
+                refused.append((pending, error))
+            else:
+                at += len(pending.lines.content)
+        return refused
+
+    def _add(self, pending: Pending, claim: Claim, edit: Edit, offset: int) -> None:
+        first, _ = pending.clocks
+        former = edit.get(claim.producer_id)
+        if former is None:
+            self._check_failed(claim)
+        else:
+            self._failed.pop(claim.producer_id, None)
+        number = pending.transaction or (former.transaction if former else 0)
+        edit.add(claim, offset, pending.clocks, number)
+        if first and former and former.epoch == claim.epoch and former.clock > first:
+            raise KafkaError(ErrorCode.not_leader_or_follower, "another gateway has a later clock")
+
+
+def _settle(pending: Pending, outcome: Duplicate | KafkaError) -> None:
+    if pending.done.done():
+        return
+    if isinstance(outcome, KafkaError):
+        pending.done.set_exception(outcome)
+    elif outcome.offset >= 0:
+        pending.done.set_result(outcome.offset)
+    else:
+        pending.done.set_exception(KafkaError(ErrorCode.duplicate_sequence_number))
+    pending.done.exception()
+
+
+@final
+class Lanes:
+    """The lanes of a gateway, and the clock of the UUIDs that it gives."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._lanes: dict[str, Lane] = {}
+        self._producer = new_producer_id()
+        self._clock = 0
+
+    def get(self, journal: str) -> Lane:
+        """The lane of a journal."""
+        lane = self._lanes.get(journal)
+        if lane is None:
+            if len(self._lanes) >= _LANES_MAX:
+                self._lanes = {name: kept for name, kept in self._lanes.items() if not kept.is_idle}
+            lane = self._lanes[journal] = Lane(self._gateway, journal, self)
+        return lane
+
+    def raise_clock(self, clock: int) -> None:
+        """Let UUIDs have clocks from here on."""
+        self._clock = max(self._clock, (clock + 15) >> 4 << 4)
+
+    def stamp(
+        self, count: int, *, producer: bytes | None = None, flags: Flags = Flags.OUTSIDE_TXN
+    ) -> Stamp:
+        """UUIDs for the next batch of `count` records, which `put` must follow before another `stamp`."""
+        now = clock_of(int(self._gateway.clock.unix_s() * 1e9))
+        self._clock = max(self._clock, now >> 4 << 4)
+        stamp = Stamp(producer or self._producer, self._clock, flags)
+        self._clock = stamp.end(count)
+        return stamp

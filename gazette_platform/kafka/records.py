@@ -24,6 +24,7 @@ import orjson
 
 from gazette_platform.errors import DataError
 from gazette_platform.kafka.avro_json import AvroCodec, schema_id_of
+from gazette_platform.kafka.failures import BadRecord, Refused
 from gazette_platform.kafka.topics import Form
 from gazette_platform.message.uuid import Flags, parse_uuid, unix_ns_of
 
@@ -54,23 +55,6 @@ _KEYED: Final = re.compile(rb'(\d{1,18}),"key":"([^"\\]*)"')
 _AVRO_BYTES_MAX: Final = 64 << 20
 # A value that is larger is not copied to cut off its first byte.
 _VIEW_BYTES: Final = 16 << 10
-
-
-class BadRecord(NamedTuple):
-    """A record that the form of the topic cannot hold."""
-
-    number: int
-    why: str
-
-
-class Refused(DataError):
-    """A batch with such records."""
-
-    def __init__(self, records: Sequence[BadRecord]) -> None:
-        first = records[0]
-        more = f" (and {len(records) - 1} more)" if len(records) > 1 else ""
-        super().__init__(f"record {first.number}: {first.why}{more}")
-        self.records = records
 
 
 class Lines(NamedTuple):

@@ -29,7 +29,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.etcd import Compare, Put
 from gazette_platform.kafka.avro_json import AvroCodec, schema_id_of
-from gazette_platform.kafka.state import kafka_root
+from gazette_platform.kafka.gateway import kafka_root
 from gazette_platform.ops.extras import required
 from gazette_platform.ops.lru import Lru
 

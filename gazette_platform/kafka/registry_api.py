@@ -15,14 +15,26 @@ import orjson
 from aiohttp import web
 
 from gazette_platform.errors import EtcdError, GazetteError, ValidationError
-from gazette_platform.kafka.registry import LEVELS, Incompatible, Version
+from gazette_platform.kafka.registry import (
+    LEVELS,
+    EtcdSource,
+    Incompatible,
+    RestSource,
+    Schemas,
+    Version,
+)
 from gazette_platform.protocol.auth import Capability, Unauthenticated
-from gazette_platform.serving.http_server import Origins, RestRoutes, caller_metadata
+from gazette_platform.serving.http_server import HttpServer, Origins, RestRoutes, caller_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from ssl import SSLContext
 
-    from gazette_platform.kafka.registry import EtcdSource
+    from gazette_platform.etcd import EtcdClient
+    from gazette_platform.kafka.config import KafkaConfig
+    from gazette_platform.ops.faults import Faults
+    from gazette_platform.ops.network import HostGuard
+    from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.serving.auth import Authenticator
 
 _TYPE: Final = "application/vnd.schemaregistry.v1+json"
@@ -207,6 +219,67 @@ class RegistryApi:
             raise _Refused(_BAD_LEVEL, f"{level!r} is not one of {', '.join(LEVELS)}")
         await self._source.set_level(request.match_info["subject"], level)
         return {"compatibility": level}
+
+
+@final
+class Registry:
+    """The schemas of a gateway, and the port of its own registry if it has one.
+
+    Attributes:
+        schemas: of values.
+        port: that is bound; 0: none.
+
+    Args:
+        guard: of requests that foreign pages make.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        etcd: EtcdClient,
+        prefix: str,
+        *,
+        auth: Authenticator,
+        tls: SSLContext | None,
+        guard: HostGuard,
+        tasks: TaskGroup,
+    ) -> None:
+        own = EtcdSource(etcd, prefix)
+        self.schemas = Schemas(RestSource(config.registry) if config.registry else own)
+        self.port = 0
+        self._config = config
+        self._api = RegistryApi(own, auth)
+        self._tls = tls
+        self._guard = guard
+        self._tasks = tasks
+        self._server: HttpServer | None = None
+
+    async def start(self, faults: Faults) -> None:
+        """Listen, if it has a port. Raises: SetupError: it is in use."""
+        if self._config.registry_port is None:
+            return
+        server = HttpServer(
+            host=self._config.host,
+            port=self._config.registry_port,
+            metrics=None,
+            unready=lambda: "",
+            tasks=self._tasks,
+            faults=faults,
+            guard=self._guard,
+            flag="kafka.registry-port",
+            tls=self._tls,
+            add_routes=self._api.add_routes,
+            has_diagnostics=False,
+        )
+        await server.start()
+        self._server, self.port = server, server.port
+
+    async def stop(self) -> None:
+        """Close the port. May be called again."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()
+        await self.schemas.close()
 
 
 def _no_subject(name: str) -> NoReturn:

@@ -15,7 +15,6 @@ from gazette_platform.kafka.group_coordinator import GroupCoordinator
 from gazette_platform.kafka.group_offsets import GroupOffsets, checked_offsets, offset_answers
 from gazette_platform.kafka.live_groups import LiveGroups
 from gazette_platform.kafka.live_transactions import LiveTransactions
-from gazette_platform.kafka.login import check_group
 from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.transactions import (
     TxnState,
@@ -25,7 +24,7 @@ from gazette_platform.kafka.transactions import (
     end_transaction,
     init_producer,
 )
-from gazette_platform.kafka.wire import Api
+from gazette_platform.kafka.wire import Api, check_group
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.group_store import GroupStore
-    from gazette_platform.kafka.lanes import Lanes
     from gazette_platform.kafka.live_transactions import LiveTransaction
+    from gazette_platform.kafka.produce import Lanes
     from gazette_platform.kafka.txn_store import StoredTransaction, TxnStore
     from gazette_platform.kafka.wire import Call, Part
 

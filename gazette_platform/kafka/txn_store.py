@@ -22,8 +22,8 @@ from kio.schema.errors import ErrorCode
 from gazette_platform.errors import EtcdError, Fenced
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.kafka.failures import KafkaError
+from gazette_platform.kafka.gateway import kafka_root
 from gazette_platform.kafka.group_store import Committed, GroupStore, decode_offsets, encode_offsets
-from gazette_platform.kafka.state import kafka_root
 from gazette_platform.kafka.transactions import Transaction, TxnState, check_producer
 
 if TYPE_CHECKING:

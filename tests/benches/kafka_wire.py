@@ -12,8 +12,8 @@ from datetime import timedelta
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from kio.serial import entity_reader, entity_writer
 
-from gazette_platform.kafka.beside import BrokerWithKafka
 from gazette_platform.kafka.config import KafkaConfig
+from gazette_platform.kafka.server import BrokerWithKafka
 from gazette_platform.kafka.wire import _module, message_class
 
 ANSWER_S = 20.0

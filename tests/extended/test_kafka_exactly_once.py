@@ -13,7 +13,7 @@ import pytest
 from kafka_servers import Gateways, Program
 
 from gazette_platform.client import AsyncClient
-from gazette_platform.kafka.caller import Caller
+from gazette_platform.kafka.inspection import Caller
 from gazette_platform.message import Flags, JsonFraming, read_committed
 from gazette_platform.testing.waiting import eventually, patient
 

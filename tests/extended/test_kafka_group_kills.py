@@ -9,7 +9,7 @@ import confluent_kafka as ck
 import pytest
 from kafka_servers import Gateways, members
 
-from gazette_platform.kafka.caller import Caller
+from gazette_platform.kafka.inspection import Caller
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 
 import pytest
+from kafka_docs import program_does
 from kafka_wire import gateway_of
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
@@ -32,7 +34,7 @@ async def kcat(gateway, *arguments, given=b""):
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4"])
-async def test_kcat_produces_consumes_and_asks(local_brokers, codec):
+async def test_kcat_produces_consumes_and_asks(local_brokers, codec, request):
     broker = await local_brokers.start()
     async with gateway_of(broker, auto_create=True) as gateway:
         given = b"".join(b'k%d\t{"n":%d}\n' % (n, n) for n in range(100))
@@ -44,3 +46,9 @@ async def test_kcat_produces_consumes_and_asks(local_brokers, codec):
         last = await kcat(gateway, "-t", "t", "-C", "-o", "-1", "-e", "-q", "-f", "%s\n")
         assert last == b'{"n":99}\n'
         assert b'topic "t" with 1 partitions' in await kcat(gateway, "-L")
+        version = await kcat(gateway, "-V")
+    program_does(
+        request.config,
+        f"kcat {re.search(r'Version ([0-9.]+)', version.decode())[1]}",
+        "writes with each codec, reads from an offset to the end, and lists topics",
+    )

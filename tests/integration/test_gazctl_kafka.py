@@ -12,8 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.kafka.caller import Caller, Part
-from gazette_platform.kafka.inspection import Cluster
+from gazette_platform.kafka.inspection import Caller, Cluster, Part
 from gazette_platform.protocol import JournalChange, LabelSet
 from gazette_platform.testing.waiting import eventually
 

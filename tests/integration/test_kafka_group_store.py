@@ -10,6 +10,7 @@ pytest.importorskip("kio")
 
 from gazette_platform.errors import Fenced
 from gazette_platform.etcd import EtcdClient
+from gazette_platform.kafka.gateway import kafka_root
 from gazette_platform.kafka.group_store import (
     Committed,
     GroupRecord,
@@ -17,7 +18,6 @@ from gazette_platform.kafka.group_store import (
     encode_offsets,
     newest_ms,
 )
-from gazette_platform.kafka.state import kafka_root
 from gazette_platform.ops.tasks import TaskGroup
 
 

@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_wire import WireClient, batch_of
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.beside import BrokerWithKafka
 from gazette_platform.kafka.config import KafkaConfig
+from gazette_platform.kafka.server import BrokerWithKafka
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -137,7 +137,7 @@ async def gateway(broker):
 
 @pytest.fixture
 def registry(gateway):
-    with SchemaRegistryClient({"url": f"http://127.0.0.1:{gateway.registry_port}"}) as client:
+    with SchemaRegistryClient({"url": f"http://127.0.0.1:{gateway.registry.port}"}) as client:
         yield client
 
 
@@ -250,7 +250,7 @@ async def test_what_json_cannot_hold_is_refused_and_nothing_is_appended(gateway,
 
 
 async def test_schemas_of_another_registry(gateway, registry, broker, client):
-    url = f"http://127.0.0.1:{gateway.registry_port}"
+    url = f"http://127.0.0.1:{gateway.registry.port}"
     async with gateway_of(broker, registry=url) as other:
         await asyncio.to_thread(produce, other, registry, VALUE)
         found = await asyncio.to_thread(consume, other, registry, 1)
@@ -341,7 +341,7 @@ async def test_callers_of_the_registry_need_a_token(local_brokers):
     body = {"schema": schema_of(("a", "int"))}
     broker = await local_brokers.start(auth_keys=KEY)
     async with gateway_of(broker, registry_port=0) as gateway, ClientSession() as session:
-        url = f"http://127.0.0.1:{gateway.registry_port}/subjects/s/versions"
+        url = f"http://127.0.0.1:{gateway.registry.port}/subjects/s/versions"
 
         async def status(method, **options):
             async with session.request(method, url, **options) as answer:

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_wire import WireClient, batch_of, gateway_of
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.login import DECIDED
+from gazette_platform.kafka.wire import DECIDED
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import LabelSelector
 from gazette_platform.protocol.auth import LEEWAY_S, Capability, Claims, KeyRing

@@ -10,8 +10,8 @@ pytest.importorskip("kio")
 
 from gazette_platform.errors import Fenced
 from gazette_platform.etcd import EtcdClient
+from gazette_platform.kafka.gateway import kafka_root
 from gazette_platform.kafka.group_store import Committed, GroupStore
-from gazette_platform.kafka.state import kafka_root
 from gazette_platform.kafka.transactions import (
     add_to,
     begin_producer,

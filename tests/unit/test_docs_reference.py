@@ -22,7 +22,7 @@ from gazette_platform.broker.context import BrokerMetrics
 from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.client import ClientConfig, ClientCounts
 from gazette_platform.consumer.runtime.replicas import ShardMetrics
-from gazette_platform.kafka.metrics import KafkaMetrics
+from gazette_platform.kafka.gateway import KafkaMetrics
 from gazette_platform.lake.spec.table_spec import Column, Partition, TableSpec, parse_table_spec
 from gazette_platform.lake.spec.typed import read_typed_spec
 from gazette_platform.lake.spec.typed.columns import ColumnEntry

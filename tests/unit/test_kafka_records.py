@@ -16,8 +16,8 @@ from hypothesis import example, given, settings, strategies as st
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.kafka.batches import finish_batch, new_builder, read_batch
-from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.kafka.records import Refused, Stamp, decode_lines, encode_batch
+from gazette_platform.kafka.failures import KafkaError, Refused
+from gazette_platform.kafka.records import Stamp, decode_lines, encode_batch
 from gazette_platform.kafka.topics import Form
 from gazette_platform.message.uuid import Flags, build_uuid, parse_uuid, uuid_text
 

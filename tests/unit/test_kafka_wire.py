@@ -9,10 +9,9 @@ import struct
 import pytest
 
 from gazette_platform.kafka.config import KafkaConfig
-from gazette_platform.kafka.connection import Budget, Connection
-from gazette_platform.kafka.login import Login
-from gazette_platform.kafka.metrics import KafkaMetrics
-from gazette_platform.kafka.wire import API_VERSIONS, Api, versions_answer
+from gazette_platform.kafka.gateway import Budget, KafkaMetrics
+from gazette_platform.kafka.server import Connection
+from gazette_platform.kafka.wire import API_VERSIONS, Api, Login, versions_answer
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.serving.auth import Authenticator

@@ -85,6 +85,7 @@ NO_ROWS = [
     b"null",
     b"",
     {"schema": None, "payload": None},
+    {"_meta": {"uuid": "x", "ts": 1, "key": '{"id":1}', "tombstone": True}},
     {"ts_ms": 1764000000000},
     wrapped({"ts_ms": 1764000000000}),
     {"status": "BEGIN", "id": "571:53195829", "event_count": None, "ts_ms": 1},

@@ -294,7 +294,7 @@ def _run_broker(
     if kafka is None:
         run_server(make, flag=flag, on_start=settle, overseer=line)
         return
-    from gazette_platform.kafka.beside import BrokerWithKafka  # noqa: PLC0415  needs the extra
+    from gazette_platform.kafka.server import BrokerWithKafka  # noqa: PLC0415  needs the extra
 
     run_server(
         lambda: BrokerWithKafka(make(), kafka),

@@ -10,7 +10,7 @@ With or without the wrapper ``{"schema":…,"payload":…}``. What becomes of a 
 | the same, and `before` has another key | a deletion of that key, and `after` |
 | d | a deletion, with the key alone, which is taken from `before` |
 | t: the table was truncated | one without a key, which deletes all rows before it |
-| m; no `op`: heartbeats, begins and ends of transactions, DDL; tombstones: `null`, no payload, a blank line | none |
+| m; no `op`: heartbeats, begins and ends of transactions, DDL; tombstones: `null`, no payload, a blank line, `_meta.tombstone` | none |
 | anything else | none: the line is a bad record |
 
 A position sorts as text. PostgreSQL: the LSN. MySQL and MariaDB: number of the binlog file, position, row. Other databases: the time
@@ -77,6 +77,11 @@ class _Envelope(msgspec.Struct, gc=False):
     status: msgspec.Raw = msgspec.Raw()
     ddl: msgspec.Raw = msgspec.Raw()
     ts_ms: msgspec.Raw = msgspec.Raw()
+    meta: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="_meta")
+
+
+class _Meta(msgspec.Struct, gc=False):
+    tombstone: bool = False
 
 
 class Envelopes(NamedTuple):
@@ -114,6 +119,7 @@ class EnvelopeReader:
         self._fields = [name for name, _, _ in fields]
         self._keys: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
         self._lines = msgspec.json.Decoder(_Envelope)
+        self._metas = msgspec.json.Decoder(_Meta)
 
     def read(self, lines: list[bytes]) -> Envelopes:
         """Take lines apart.
@@ -159,8 +165,12 @@ class EnvelopeReader:
         if not line or line == _NULL:
             return None
         envelope = self._lines.decode(line)
-        payload = bytes(envelope.payload)
-        if not payload or envelope.op is not None:
+        payload, meta = bytes(envelope.payload), bytes(envelope.meta)
+        if envelope.op is not None:
+            return envelope
+        if meta and self._metas.decode(meta).tombstone:  # a null that came through Kafka
+            return None
+        if not payload:
             return envelope
         return None if payload == _NULL else self._lines.decode(payload)
 
