@@ -18,9 +18,9 @@ from kio.schema.errors import ErrorCode
 from gazette_platform.errors import GazetteError
 from gazette_platform.kafka.batches import finish_batch, new_builder
 from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.records import decode_lines
+from gazette_platform.kafka.records import decode_lines, has_marks
 from gazette_platform.kafka.sequences import Sequences
-from gazette_platform.kafka.tails import Marks, ReadAhead, Tail, has_marks, log_end, log_start
+from gazette_platform.kafka.tails import Marks, ReadAhead, Tail, log_end, log_start
 from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol.auth import Capability
 
@@ -237,7 +237,8 @@ class Fetch:
     def _part(
         self, call: Call, wanted: _Wanted, left: int, *, is_committed: bool, is_first: bool
     ) -> tuple[Any, int]:
-        records, head, stable, start = b"", -1, -1, -1
+        records: bytes | bytearray = b""
+        head = stable = start = -1
         error, followed = wanted.error, wanted.followed
         if error is None and followed is not None:
             tail = followed.tail
@@ -261,13 +262,15 @@ class Fetch:
         )
         return part, len(records)
 
-    def _records(self, followed: _Followed, wanted: _Wanted, left: int, *, one: bool) -> bytes:
+    def _records(
+        self, followed: _Followed, wanted: _Wanted, left: int, *, one: bool
+    ) -> bytes | bytearray:
         tail = followed.tail
         size = min(wanted.size, left)
         block = tail.lines(min(size, wanted.end), one=one or size >= wanted.size)
         if not block or wanted.form is None:
             return b""
-        builder = new_builder()
+        builder = new_builder(block.find(b"\n"))
         done = decode_lines(
             wanted.form,
             block,
@@ -285,7 +288,7 @@ class Fetch:
             raise KafkaError(ErrorCode.corrupt_message, str(err)) from err
         tail.advance(done.size)
         self._gateway.metrics.took("out", done.records, len(built))
-        return bytes(built)
+        return built
 
 
 def _reads(call: Call) -> _Reads:

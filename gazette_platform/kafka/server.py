@@ -48,7 +48,7 @@ from gazette_platform.serving.sockets import BACKLOG, listen
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
     from ssl import SSLContext
 
     from gazette_platform.broker.serve import Broker
@@ -483,7 +483,7 @@ class Connection:
             await self._budget.give(size)
             self._answers.task_done()
 
-    async def _later(self, call: Call | None, answer: Coroutine[Any, Any, Any]) -> Any:
+    async def _later(self, call: Call | None, answer: Awaitable[Any]) -> Any:
         try:
             return await answer
         except Exception as err:
