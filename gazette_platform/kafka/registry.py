@@ -29,7 +29,6 @@ from gazette_platform.errors import (
 )
 from gazette_platform.etcd import Compare, Put
 from gazette_platform.kafka.avro_json import AvroCodec, schema_id_of
-from gazette_platform.kafka.gateway import kafka_root
 from gazette_platform.ops.extras import required
 from gazette_platform.ops.lru import Lru
 
@@ -255,12 +254,12 @@ class EtcdSource:
 
     Args:
         etcd: connected.
-        prefix: of the cluster.
+        root: what its keys begin with.
     """
 
-    def __init__(self, etcd: EtcdClient, prefix: str) -> None:
+    def __init__(self, etcd: EtcdClient, root: str) -> None:
         self._etcd = etcd
-        self._root = f"{kafka_root(prefix)}schemas"
+        self._root = f"{root}schemas"
 
     async def text(self, schema_id: int) -> str | None:
         """As of `Source`."""

@@ -15,6 +15,7 @@ import orjson
 from aiohttp import web
 
 from gazette_platform.errors import EtcdError, GazetteError, ValidationError
+from gazette_platform.kafka.gateway import kafka_root
 from gazette_platform.kafka.registry import (
     LEVELS,
     EtcdSource,
@@ -230,6 +231,7 @@ class Registry:
         port: that is bound; 0: none.
 
     Args:
+        prefix: of the cluster in etcd.
         guard: of requests that foreign pages make.
     """
 
@@ -244,7 +246,7 @@ class Registry:
         guard: HostGuard,
         tasks: TaskGroup,
     ) -> None:
-        own = EtcdSource(etcd, prefix)
+        own = EtcdSource(etcd, kafka_root(prefix))
         self.schemas = Schemas(RestSource(config.registry) if config.registry else own)
         self.port = 0
         self._config = config
