@@ -132,7 +132,7 @@ class Fetch:
         """Have a tail at the place that is wanted."""
         key = wanted.topic, wanted.index
         try:
-            partition = await self._gateway.partition(peer, Capability.READ, *key)
+            partition = await self._gateway.partition(peer.access, Capability.READ, *key)
             wanted.form = partition.form
             followed = reads.followed.get(key)
             if (
@@ -349,7 +349,7 @@ class Offsets:
         error, place = ErrorCode.none, (-1, -1)
         try:
             partition = await self._gateway.partition(
-                call.peer, Capability.READ, topic, wanted.partition_index
+                call.peer.access, Capability.READ, topic, wanted.partition_index
             )
             place = await self._place(partition, wanted.timestamp, is_committed=is_committed)
         except GazetteError as err:
@@ -428,7 +428,7 @@ class Offsets:
                 error, end = ErrorCode.none, -1
                 try:
                     partition = await self._gateway.partition(
-                        call.peer, Capability.READ, topic.topic, each.partition
+                        call.peer.access, Capability.READ, topic.topic, each.partition
                     )
                     end = await log_end(self._gateway, partition.journal)
                 except GazetteError as err:

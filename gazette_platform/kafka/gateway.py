@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient
     from gazette_platform.etcd import EtcdClient, KeyValue, Lease
+    from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.config import KafkaConfig
-    from gazette_platform.kafka.wire import Access, Peer
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
@@ -158,6 +158,10 @@ class Nodes:
             if node.broker == broker:
                 return node
         return None
+
+    def coordinator(self, kind: str, name: str) -> Node:
+        """The gateway that coordinates a ``group`` or a ``transaction``."""
+        return self.keeper(f"{kind}/{name}")
 
     def keeper(self, key: str) -> Node:
         """The gateway that all agree on for a key, such as a group's id: by rendezvous hash."""
@@ -343,7 +347,7 @@ class Gateway:
     metrics: KafkaMetrics = field(default_factory=KafkaMetrics)
 
     async def partition(
-        self, peer: Peer, capability: Capability, name: str, number: int
+        self, access: Access, capability: Capability, name: str, number: int
     ) -> Partition:
         """A partition that a client may do something with.
 
@@ -352,9 +356,9 @@ class Gateway:
         try:
             found = self.topics.known(name, number) or await self.topics.partition(name, number)
         except KafkaError:
-            peer.access.check_new(capability, name, self.config.prefix)
+            access.check_new(capability, name, self.config.prefix)
             raise
-        peer.access.check(capability, found)
+        access.check(capability, found)
         return found
 
     async def topic(self, access: Access, capability: Capability, name: str) -> Topic:

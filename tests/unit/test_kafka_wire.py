@@ -10,9 +10,8 @@ import pytest
 
 from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.kafka.gateway import KafkaMetrics
-from gazette_platform.kafka.quotas import Quotas
-from gazette_platform.kafka.server import Budget, Connection
-from gazette_platform.kafka.wire import API_VERSIONS, Api, Login, versions_answer
+from gazette_platform.kafka.server import Login
+from gazette_platform.kafka.wire import API_VERSIONS, Api, Budget, Connection, versions_answer
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.serving.auth import Authenticator
@@ -82,7 +81,7 @@ class Gateway:
             apis=self._apis,
             config=KafkaConfig(request_bytes_max=LARGEST, buffer_bytes_max=LARGEST * 2),
             budget=self.budget,
-            quotas=Quotas(0, 0),
+            quotas={},
             faults=Faults(),
             metrics=KafkaMetrics(),
             auth=self._auth,
