@@ -19,9 +19,10 @@ from gazette_platform.kafka.coordinator.group_store import GroupStore
 from gazette_platform.kafka.coordinator.live_groups import GroupCoordinator, LiveGroups
 from gazette_platform.kafka.coordinator.live_transactions import LiveTransactions, TxnStore
 from gazette_platform.kafka.coordinator.txn_coordinator import TxnCoordinator
-from gazette_platform.kafka.fetch import Fetch, Offsets
+from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, KafkaMetrics, Nodes, Topics, cluster_id
 from gazette_platform.kafka.produce import Lanes, Produce
+from gazette_platform.kafka.tails import Offsets
 from gazette_platform.kafka.topic_calls import Admin, Metadata
 from gazette_platform.kafka.wire import (
     API_VERSIONS,
