@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,11 @@ def java(folder):
     return version, ["java", *options, "KafkaChecks"], {}
 
 
-def franz_go(folder):
-    """As `java`, of franz-go."""
+def _go(client, module, folder):
     _need("go", "golang-go")
     _build(["go", "build", "-o", folder / "checks", "."], SOURCES / "go")
-    pinned = re.search(r"franz-go v(\S+)", (SOURCES / "go" / "go.mod").read_text())
-    return pinned[1], [folder / "checks"], {}
+    pinned = re.search(rf"{module} v(\S+)", (SOURCES / "go" / "go.mod").read_text())
+    return pinned[1], [folder / "checks"], {"KAFKA_CLIENT": client}
 
 
 def kafkajs(folder):
@@ -84,7 +84,12 @@ def kafkajs(folder):
     return version, ["node", SOURCES / "node" / "checks.js"], {"NODE_PATH": str(modules)}
 
 
-PROGRAMS = {"Java": java, "franz-go": franz_go, "kafkajs": kafkajs}
+PROGRAMS = {
+    "Java": java,
+    "franz-go": partial(_go, "franz-go", "twmb/franz-go"),
+    "sarama": partial(_go, "sarama", "IBM/sarama"),
+    "kafkajs": kafkajs,
+}
 
 
 def outcomes(program, folder, server, topic):
@@ -97,6 +102,7 @@ def outcomes(program, folder, server, topic):
 
 def table(versions):
     """The table of docs/concepts/kafka.md, of clients that pass all checks."""
+    versions = {name: versions[name] for name in PROGRAMS if name in versions}
     head = ["call", *(f"{name} {version}" for name, version in versions.items())]
     rows = [head, ["---"] * len(head)]
     rows += [[text, *(["yes"] * len(versions))] for text in CHECKS.values()]

@@ -38,6 +38,8 @@ from gazette_platform.ops.faults import Faults, backoff_s
 from gazette_platform.serving.interface import ASK_ANOTHER, Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from gazette_platform.broker.append.batch import Pending
     from gazette_platform.broker.replicate.replicator import Replicator
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
@@ -113,11 +115,16 @@ class Appender:
             # by then, and one batch takes them.
             asyncio.get_running_loop().call_soon(self._start)
 
-    async def close(self) -> RecoveredTenure | None:
+    async def close(
+        self, say_end: Callable[[], Awaitable[None]] | None = None
+    ) -> RecoveredTenure | None:
         """Close the open fragment and hand it to the persister, after the appends in the queue.
 
         Appends that are ready, or stream already, are written. Those that wait for etcd or a store,
         and those that come later, are sent to another broker.
+
+        Args:
+            say_end: called once the spool has its last content, before that is handed over.
 
         Returns: where the spool's tenure ended; None: there was none.
         """
@@ -131,6 +138,8 @@ class Appender:
             await self._idle.wait()
         with self._faults.contained("journal", f"{self._journal.name}: leaving its replicas"):
             await self._replicator.close()
+        if say_end is not None:
+            await say_end()
         return await self._spool.close()
 
     def roll_if_due(self) -> bool:

@@ -316,6 +316,50 @@ async def forget_holders(
         )
 
 
+async def say_end(
+    context: BrokerContext, journal: str, create_revision: int, spool: JournalSpool
+) -> None:
+    """Say in the epoch record where our spool ends, before a broker that has failed stores what is in it.
+
+    A replica has what its primary proposed last, and others may lack it. If they go on later, they must do so
+    after our end: the store would else have content that no replica knows of, and appends would wait for an
+    operator. If they went on already, what we have after that is not stored, since it would contradict what they
+    have. It stays on our disk, for the next process to compare.
+
+    While etcd is away no broker goes on, and all of it is stored.
+
+    Cancellation: leaves open whether it was said.
+    """
+    prefix, is_said = context.config.etcd_prefix, False
+    try:
+        while not is_said and (tenure := spool.tenure):
+            record, mod_revision = await read_record(context.etcd, prefix, journal)
+            # Brokers of Gazette record nothing, and what we hold alone waits for us.
+            if record is None or [one.tenure for one in record.holders] == [tenure]:
+                return
+            following = epochs.announce(
+                record,
+                tenure,
+                create_revision=create_revision,
+                head=spool.end,
+                registers=spool.registers,
+            )
+            if following is None:
+                status = epochs.tenure_status(
+                    record,
+                    tenure,
+                    create_revision=create_revision,
+                    journal_revision=create_revision,
+                )
+                spool.supersede(status.valid_to)
+                return
+            is_said = following == record or await write_record(
+                context.etcd, prefix, journal, following, mod_revision
+            )
+    except GazetteError as err:
+        _log.warning("%s: other brokers do not know where our spool ends: %s", journal, err)
+
+
 def _tell_given_up(journal: str, record: EpochRecord, holders: frozenset[Holder], end: int) -> None:
     lost = [one for one in record.holders if one not in holders]
     if len(lost) == len(record.holders) and lost:

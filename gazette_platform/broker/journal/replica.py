@@ -19,6 +19,7 @@ from gazette_platform.broker.journal.claims import (
     adopt,
     claim_journal,
     forget_holders,
+    say_end,
     wait_healthy,
     write_suspend,
 )
@@ -578,11 +579,16 @@ class Replica:
         for watcher in tuple(self.watchers):
             watcher()
 
+    async def _say_end(self) -> None:
+        # With a lease, others go on only after a sync with us, or from a head that we note.
+        if self._context.membership.problem:
+            await say_end(self._context, self.name, self.create_revision, self.spool)
+
     async def close(self) -> None:
         """Finish appends under way, hand the open fragment to the persister, end reads."""
         self.stop()
         try:
-            left = await self.appender.close()
+            left = await self.appender.close(self._say_end)
             if left is not None:
                 self._context.leftovers.add(left)
         finally:

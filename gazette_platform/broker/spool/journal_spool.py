@@ -548,6 +548,17 @@ class JournalSpool:
             self._closing.adopted.clear()
             self._finish_settled()
 
+    def supersede(self, valid_to: int) -> None:
+        """Others have gone on at offset `valid_to`: what is here after it is left to the next process.
+
+        That process cuts the content there, and compares the rest with what the journal has.
+        """
+        self._closing.valid_to = valid_to
+        if self.settled_end > valid_to:
+            self._tenure = (
+                None  # its record stays as it is: else the next process would not find the content
+            )
+
     # ------------------------------------------------------------------------------ settling
     def commit(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
         """Settle a draft at once. It must be kept, and nothing may be staged before it."""

@@ -1,4 +1,4 @@
-// Checks of a Kafka server by franz-go. Arguments: the server, and a topic, which must not exist. Writes a line of JSON for each check; `tests/benches/kafka_programs.py` says what they are.
+// Checks of a Kafka server by franz-go or sarama, as KAFKA_CLIENT says. Arguments: the server, and a topic, which must not exist. Writes a line of JSON for each check; `tests/benches/kafka_programs.py` says what they are.
 package main
 
 import (
@@ -22,8 +22,9 @@ type check struct {
 
 func main() {
 	server, topic = os.Args[1], os.Args[2]
+	checks := map[string][]check{"franz-go": franzChecks, "sarama": saramaChecks}[os.Getenv("KAFKA_CLIENT")]
 	out := json.NewEncoder(os.Stdout)
-	for _, each := range franzChecks {
+	for _, each := range checks {
 		answer := map[string]string{"check": each.name, "error": ""}
 		began := time.Now()
 		if err := each.run(); err != nil {
