@@ -35,7 +35,8 @@ from gazette_platform.kafka.sequences import (
     out_of_order,
     txn_producer,
 )
-from gazette_platform.kafka.topics import MAX_BYTES, Form
+from gazette_platform.kafka.topic_specs import MAX_BYTES
+from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.wire import Api
 from gazette_platform.message.uuid import Flags, clock_of, new_producer_id, uuid_text
 from gazette_platform.protocol.auth import Capability

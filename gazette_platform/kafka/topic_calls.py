@@ -17,13 +17,8 @@ from gazette_platform.errors import EtcdTransactionFailed, GazetteError
 from gazette_platform.kafka.access import SEEN_BY
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.gateway import FRESH_S
-from gazette_platform.kafka.topics import (
-    PARTITION,
-    check_count,
-    configs_of,
-    is_topic_name,
-    template_of,
-)
+from gazette_platform.kafka.topic_specs import check_count, configs_of, template_of
+from gazette_platform.kafka.topics import PARTITION, is_topic_name
 from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol import JournalChange
 from gazette_platform.protocol.auth import Capability
