@@ -65,7 +65,7 @@ CONTRACTS = {
 }
 
 # Importable packages of the extras; the core must work without any of them.
-HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow sqlglot trino boto3 botocore azure google.auth google.cloud obstore uv fastavro duckdb sqlalchemy psycopg pymysql"
+HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow sqlglot trino boto3 botocore azure google.auth google.cloud obstore uv fastavro duckdb sqlalchemy psycopg pymysql kio aiokafka"
 
 
 @cache
@@ -324,6 +324,8 @@ def test_core_needs_no_extra():
     core = [name for name in _CORE.split() if exists(name)]
     modules = [f"gazette_platform.{name}" for name in core]
     modules += [target.partition(":")[0] for target in PROJECT["project"]["scripts"].values()]
+    # Settings of Kafka, and commands that ask brokers for topics.
+    modules += ["gazette_platform.kafka.config", "gazette_platform.cli.gazctl.kafka"]
     program = f"""
 import importlib, sys
 heavy = set({HEAVY.split()!r})
