@@ -143,9 +143,13 @@ class Nodes:
         raise EtcdError(f"{self._prefix}/: {_NODES_MAX} gateways are registered")
 
     async def leave(self) -> None:
-        """Let clients find other gateways. Raises: EtcdError."""
-        if self.own.id:
+        """Let clients find other gateways. Without etcd they do so when the lease ends."""
+        if not self.own.id:
+            return
+        try:
             await self._etcd.delete(f"{self._prefix}/{self.own.id}")
+        except EtcdError as err:
+            _log.warning("node %d stays listed until its lease ends: %s", self.own.id, err)
 
     @property
     def live(self) -> dict[int, Node]:

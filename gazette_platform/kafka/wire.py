@@ -30,7 +30,7 @@ from gazette_platform.kafka.access import Access
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from types import ModuleType
 
     from gazette_platform.kafka.access import Quota
@@ -529,7 +529,7 @@ class Connection:
             await self._budget.give(size)
             self._answers.task_done()
 
-    async def _later(self, call: Call | None, answer: Coroutine[Any, Any, Any]) -> Any:
+    async def _later(self, call: Call | None, answer: Awaitable[Any]) -> Any:
         try:
             return await answer
         except Exception as err:

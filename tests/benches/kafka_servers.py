@@ -27,6 +27,31 @@ def gateway_flags(port):
     return (f"--kafka.port={port}", "--kafka.host=127.0.0.1")
 
 
+def topic_specs(topic, *, partitions, replication=1, **labels):
+    """The journals of a topic."""
+    return [
+        JournalSpec(
+            name=f"topic/{topic}/part={number:03}",
+            replication=replication,
+            labels=LabelSet.of(
+                {
+                    "kafka.topic": topic,
+                    "kafka.partition": str(number),
+                    "content-type": "application/x-ndjson",
+                    **labels,
+                }
+            ),
+            fragment=FragmentSpec(
+                length=1 << 24,
+                codec=CompressionCodec.NONE,
+                stores=("file:///",),
+                refresh_interval_ns=SECOND_NS,
+            ),
+        )
+        for number in range(partitions)
+    ]
+
+
 class Gateways:
     """Broker processes with gateways, in zones a, b, …"""
 
@@ -54,27 +79,7 @@ class Gateways:
 
     async def make_topic(self, topic, *, partitions, replication=1, **labels):
         """Create the journals of a topic."""
-        specs = [
-            JournalSpec(
-                name=f"topic/{topic}/part={number:03}",
-                replication=replication,
-                labels=LabelSet.of(
-                    {
-                        "kafka.topic": topic,
-                        "kafka.partition": str(number),
-                        "content-type": "application/x-ndjson",
-                        **labels,
-                    }
-                ),
-                fragment=FragmentSpec(
-                    length=1 << 24,
-                    codec=CompressionCodec.NONE,
-                    stores=("file:///",),
-                    refresh_interval_ns=SECOND_NS,
-                ),
-            )
-            for number in range(partitions)
-        ]
+        specs = topic_specs(topic, partitions=partitions, replication=replication, **labels)
         async with AsyncClient(self.client_config) as client:
             await client.apply([JournalChange(spec) for spec in specs])
             for spec in specs:
