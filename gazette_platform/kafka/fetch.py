@@ -10,7 +10,6 @@ smaller, else rolled back. It is found by looking ahead of the consumer, so no g
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
@@ -20,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from gazette_platform.errors import DataError, GazetteError
 from gazette_platform.kafka.batches import finish_batch, new_builder
 from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.records import decode_lines, foreign_uuid
+from gazette_platform.kafka.records import decode_lines, foreign_uuid, has_marks
 from gazette_platform.kafka.tails import ReadAhead, Tail
 from gazette_platform.kafka.wire import Api
 from gazette_platform.message.uuid import Flags, parse_uuid
@@ -238,7 +237,8 @@ class Fetch:
     def _part(
         self, call: Call, wanted: _Wanted, left: int, *, is_committed: bool, is_first: bool
     ) -> tuple[Any, int]:
-        records, head, stable, start = b"", -1, -1, -1
+        records: bytes | bytearray = b""
+        head = stable = start = -1
         error, followed = wanted.error, wanted.followed
         if error is None and followed is not None:
             tail = followed.tail
@@ -262,13 +262,15 @@ class Fetch:
         )
         return part, len(records)
 
-    def _records(self, followed: _Followed, wanted: _Wanted, left: int, *, one: bool) -> bytes:
+    def _records(
+        self, followed: _Followed, wanted: _Wanted, left: int, *, one: bool
+    ) -> bytes | bytearray:
         tail = followed.tail
         size = min(wanted.size, left)
         block = tail.lines(min(size, wanted.end), one=one or size >= wanted.size)
         if not block or wanted.form is None:
             return b""
-        builder = new_builder()
+        builder = new_builder(block.find(b"\n"))
         done = decode_lines(
             wanted.form,
             block,
@@ -286,7 +288,7 @@ class Fetch:
             raise KafkaError(ErrorCode.corrupt_message, str(err)) from err
         tail.advance(done.size)
         self._gateway.metrics.took("out", done.records, len(built))
-        return bytes(built)
+        return built
 
 
 def _reads(call: Call) -> _Reads:
@@ -300,13 +302,7 @@ def _close(followed: _Followed) -> None:
         followed.marks.close()
 
 
-_MARK: Final = re.compile(rb'"uuid"\s*:\s*"[0-9a-fA-F-]{21}0[12]-')
 _STEP_BYTES: Final = 1 << 20
-
-
-def has_marks(block: bytes) -> bool:
-    """Whether lines may belong to transactions."""
-    return _MARK.search(block) is not None
 
 
 class _Message(NamedTuple):

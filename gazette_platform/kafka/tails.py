@@ -78,8 +78,9 @@ class Tail:
         self._gateway = gateway
         self._ahead = ahead
         self._stirred = stirred
-        self._buffer = bytearray()
-        self._lines_end = 0  # up to where the buffer has whole lines
+        self._pieces: list[bytes] = []
+        self._held = 0  # bytes of all pieces
+        self._lines_end = 0  # up to where they are whole lines
         self._head = 0
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -158,30 +159,39 @@ class Tail:
         return True
 
     def _take(self, piece: bytes | memoryview) -> None:
-        held = len(self._buffer)
-        self._buffer += piece
-        self._ahead.held += len(piece)
-        newline = self._buffer.rfind(_NEWLINE, held)
+        content = bytes(piece)
+        newline = content.rfind(_NEWLINE)
         if newline >= 0:
-            self._lines_end = newline + 1
+            self._lines_end = self._held + newline + 1
             self._stirred.set()
+        self._pieces.append(content)
+        self._hold(self._held + len(content))
+
+    def _hold(self, size: int) -> None:
+        self._ahead.held += size - self._held
+        self._held = size
+
+    def _whole(self) -> bytes:
+        """All that is held, as one piece."""
+        if len(self._pieces) != 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0]
 
     async def _jump(self, offset: int) -> None:
         """Content is gone: what follows begins at `offset`. The lines before it are given first."""
-        self._ahead.held -= len(self._buffer) - self._lines_end
-        del self._buffer[self._lines_end :]
+        self._pieces = [self._whole()[: self._lines_end]]
+        self._hold(self._lines_end)
         while self._lines_end:
             self._room.clear()
             await self._room.wait()
         self.position = offset
 
     def _is_full(self) -> bool:
-        size = len(self._buffer)
         if not self._lines_end:
-            if size <= self._line_max:
+            if self._held <= self._line_max:
                 return False
             raise KafkaError(ErrorCode.corrupt_message, f"{self.journal}: a line is too long")
-        return size >= _AHEAD_BYTES or self._ahead.is_full
+        return self._held >= _AHEAD_BYTES or self._ahead.is_full
 
     @property
     def available(self) -> int:
@@ -191,7 +201,7 @@ class Tail:
     @property
     def head(self) -> int:
         """The end of the journal, as far as known."""
-        return max(self._head, self.position + len(self._buffer))
+        return max(self._head, self.position + self._held)
 
     def check(self) -> None:
         """Raises: GazetteError: the read has failed, and all that it gave was taken."""
@@ -205,13 +215,12 @@ class Tail:
             size: bytes at most.
             one: whether to give the first line even if it is larger.
         """
-        end = self._lines_end
+        end, content = self._lines_end, self._whole()
         if end > size:
-            end = self._buffer.rfind(_NEWLINE, 0, max(0, size)) + 1
+            end = content.rfind(_NEWLINE, 0, max(0, size)) + 1
             if not end and one:
-                end = self._buffer.find(_NEWLINE) + 1
-        with memoryview(self._buffer) as view:
-            return bytes(view[:end])
+                end = content.find(_NEWLINE) + 1
+        return content[:end]
 
     def advance(self, size: int) -> None:
         """Let go of the first bytes."""
@@ -220,16 +229,16 @@ class Tail:
         self.wanted = self.position
 
     def _drop(self, size: int) -> None:
-        del self._buffer[:size]
+        self._pieces = [self._whole()[size:]]
         self._lines_end = max(0, self._lines_end - size)
-        self._ahead.held -= size
+        self._hold(self._held - size)
         self._room.set()
 
     def close(self) -> None:
         """End the read."""
-        self._ahead.held -= len(self._buffer)
-        self._buffer = bytearray()
+        self._pieces = []
         self._lines_end = 0
+        self._hold(0)
         if self._task is not None:
             self._task.cancel()
 

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib
-import io
 import logging
 import struct
 from datetime import timedelta
@@ -217,15 +216,20 @@ def read_call(api: Api, frame: bytes, peer: Peer) -> Call:
 def answer_bytes(correlation_id: int, answer: Any) -> bytes:
     """The frame of an answer, with its size."""
     header = answer.__header_schema__
-    buffer = io.BytesIO()
-    buffer.write(b"\0\0\0\0")
+    buffer: Any = _Pieces()
     entity_writer(header)(buffer, header(correlation_id=correlation_id))
     entity_writer(type(answer))(buffer, answer)
-    size = buffer.tell() - SIZE_BYTES
-    view = buffer.getbuffer()
-    _SIZE.pack_into(view, 0, size)
-    view.release()
-    return buffer.getvalue()
+    size = _SIZE.pack(sum(map(len, buffer.pieces)))
+    return b"".join((size, *buffer.pieces))
+
+
+@final
+class _Pieces:
+    """A file that keeps what is written as it is: records are copied once, into the frame."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.write = self.pieces.append
 
 
 def versions_answer(
