@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient
     from gazette_platform.etcd import EtcdClient, KeyValue, Lease
+    from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.config import KafkaConfig
     from gazette_platform.kafka.registry import Schemas
-    from gazette_platform.kafka.wire import Access, Peer
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
@@ -163,6 +163,10 @@ class Nodes:
             if node.broker == broker:
                 return node
         return None
+
+    def coordinator(self, kind: str, name: str) -> Node:
+        """The gateway that coordinates a ``group`` or a ``transaction``."""
+        return self.keeper(f"{kind}/{name}")
 
     def keeper(self, key: str) -> Node:
         """The gateway that all agree on for a key, such as a group's id: by rendezvous hash."""
@@ -330,31 +334,6 @@ class Topics:
 
 
 @final
-class Budget:
-    """Bytes that all connections may hold; a request waits until there is room for it."""
-
-    def __init__(self, limit: int) -> None:
-        self._free = limit
-        self._changed = asyncio.Condition()
-
-    async def take(self, size: int) -> None:
-        """Wait for room. Cancellation: safe."""
-        if size <= self._free:
-            self._free -= size
-            return
-        async with self._changed:
-            await self._changed.wait_for(lambda: size <= self._free)
-            self._free -= size
-
-    async def give(self, size: int) -> None:
-        """Give room back."""
-        self._free += size
-        if self._changed.locked() or size:
-            async with self._changed:
-                self._changed.notify_all()
-
-
-@final
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """What the parts share."""
@@ -374,7 +353,7 @@ class Gateway:
     metrics: KafkaMetrics = field(default_factory=KafkaMetrics)
 
     async def partition(
-        self, peer: Peer, capability: Capability, name: str, number: int
+        self, access: Access, capability: Capability, name: str, number: int
     ) -> Partition:
         """A partition that a client may do something with.
 
@@ -383,9 +362,9 @@ class Gateway:
         try:
             found = self.topics.known(name, number) or await self.topics.partition(name, number)
         except KafkaError:
-            peer.access.check_new(capability, name, self.config.prefix)
+            access.check_new(capability, name, self.config.prefix)
             raise
-        peer.access.check(capability, found)
+        access.check(capability, found)
         return found
 
     async def topic(self, access: Access, capability: Capability, name: str) -> Topic:

@@ -13,11 +13,17 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.kafka.config import KafkaConfig
-from gazette_platform.kafka.gateway import Budget, KafkaMetrics, Node, Nodes
+from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
 from gazette_platform.kafka.produce import Produce
-from gazette_platform.kafka.quotas import Quotas
-from gazette_platform.kafka.server import Connection
-from gazette_platform.kafka.wire import API_VERSIONS, Api, Login, read_call, versions_answer
+from gazette_platform.kafka.server import Login
+from gazette_platform.kafka.wire import (
+    API_VERSIONS,
+    Api,
+    Budget,
+    Connection,
+    read_call,
+    versions_answer,
+)
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.serving.auth import Authenticator
@@ -87,10 +93,10 @@ class Gateway:
             apis=self._apis,
             config=KafkaConfig(request_bytes_max=LARGEST, buffer_bytes_max=LARGEST * 2),
             budget=self.budget,
-            quotas=Quotas(0, 0),
             faults=Faults(),
             metrics=KafkaMetrics(),
             auth=self._auth,
+            quotas={},
         ).run()
 
     @contextlib.asynccontextmanager
