@@ -20,6 +20,8 @@ from gazette_platform.protocol import (
 )
 
 SECOND_NS = 1_000_000_000
+# A JVM beside a broker keeps it waiting for longer than most tests do.
+LEASE_S = 30.0
 
 
 def gateway_flags(port):
@@ -53,12 +55,17 @@ def topic_specs(topic, *, partitions, replication=1, **labels):
 
 
 class Gateways:
-    """Broker processes with gateways, in zones a, b, …"""
+    """Broker processes with gateways, in zones a, b, …
 
-    def __init__(self, start_servers, *zones):
+    Args:
+        start_servers: the fixture.
+        options: of the processes.
+    """
+
+    def __init__(self, start_servers, *zones, **options):
         self.ports = dict(zip(zones, choose_ports(list(zones)).values(), strict=True))
         self.brokers = {
-            zone: start_servers(zone, flags=gateway_flags(port))[0]
+            zone: start_servers(zone, flags=gateway_flags(port), **options)[0]
             for zone, port in self.ports.items()
         }
 

@@ -18,9 +18,15 @@ from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
 from gazette_platform.kafka.live_groups import Later
 from gazette_platform.kafka.produce import Produce
-from gazette_platform.kafka.quotas import Quotas
-from gazette_platform.kafka.server import Budget, Connection
-from gazette_platform.kafka.wire import API_VERSIONS, Api, Login, read_call, versions_answer
+from gazette_platform.kafka.server import Login
+from gazette_platform.kafka.wire import (
+    API_VERSIONS,
+    Api,
+    Budget,
+    Connection,
+    read_call,
+    versions_answer,
+)
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.serving.auth import Authenticator
@@ -94,7 +100,7 @@ class Gateway:
             faults=Faults(),
             metrics=KafkaMetrics(),
             auth=self._auth,
-            quotas=Quotas(0, 0),
+            quotas={},
         ).run()
 
     @contextlib.asynccontextmanager
@@ -213,12 +219,12 @@ async def test_gateway_leaves_though_etcd_is_away(caplog):
     assert "node 3 stays listed until its lease ends" in caplog.text
 
 
-def test_client_that_left_before_its_answers_is_no_fault():
+def test_reset_at_the_instant_of_an_answer_is_foreseen():
     uvloop.run(answer_a_client_that_left())
 
 
 async def answer_a_client_that_left():
-    """Its answer is there at the instant at which it resets the connection."""
+    """Its answer is ready at the instant at which it resets the connection."""
     gate, served = (asyncio.get_running_loop().create_future() for _ in range(2))
     writers, handled = [], []
 
