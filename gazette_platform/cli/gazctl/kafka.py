@@ -1,4 +1,7 @@
-"""`gazctl kafka`: what clients of Kafka do at the gateways: groups, transactions, and a doctor; and topics, of which brokers are asked."""
+"""`gazctl kafka`: topics, and what clients of Kafka do at the gateways: groups, transactions, and a doctor.
+
+Topics are journals, so their commands ask brokers; all others ask a gateway, as clients of Kafka do.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,22 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Look at topics, consumer groups and transactions of Kafka's clients, and find what keeps clients from working.",
 )
+
+
+topics = noun(
+    "topics",
+    connect,
+    "gazette_platform.cli.gazctl",
+    {
+        "list": "kafka:list_topics",
+        "describe": "kafka:describe_topic",
+        "add": "kafka:add_topic",
+    },
+    help_text="List topics, and make journals topics.",
+)
+
+
+app.add_typer(topics)
 
 
 def _option(name: str, text: str, **more: Any) -> Any:
@@ -232,10 +251,9 @@ def doctor(ctx: typer.Context, *, output: _Output = "table") -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-# ------------------------------------------------------------ topics
-
-
-async def _found(client: AsyncClient, name: str = "") -> list[tuple[Topic, dict[int, Standing]]]:
+async def _found_topics(
+    client: AsyncClient, name: str = ""
+) -> list[tuple[Topic, dict[int, Standing]]]:
     """Topics, or one, and how their partitions stand. Raises: ValidationError: there is no topic `name`."""
     known = map_topics(await client.list(TOPIC))
     for problem in known.problems:
@@ -272,7 +290,7 @@ def list_topics(ctx: typer.Context, *, output: _Output = "table") -> None:
 
     async def work(client: AsyncClient) -> None:
         rows: list[tuple[str, ...]] = []
-        for topic, standings in await _found(client):
+        for topic, standings in await _found_topics(client):
             size = sum(map(_size, standings.values()))
             if output == "json":
                 found = {"topic": topic.name, "partitions": len(standings), "bytes": size}
@@ -284,7 +302,7 @@ def list_topics(ctx: typer.Context, *, output: _Output = "table") -> None:
     connected(ctx, work)
 
 
-def describe(
+def describe_topic(
     ctx: typer.Context,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")],
     *,
@@ -300,12 +318,12 @@ def describe(
     """
 
     async def work(client: AsyncClient) -> None:
-        ((found, standings),) = await _found(client, topic)
+        ((found, standings),) = await _found_topics(client, topic)
         rows: list[tuple[str, ...]] = []
         for number, part in found.partitions.items():
             one = standings[number]
             if output == "json":
-                print_json(_partition(number, one) | {"form": part.form.value})
+                print_json(_partition_fields(number, one) | {"form": part.form.value})
                 continue
             places = (NONE,) * 3
             if one.error is None:
@@ -318,7 +336,7 @@ def describe(
     connected(ctx, work)
 
 
-def _partition(number: int, one: Standing) -> dict[str, Any]:
+def _partition_fields(number: int, one: Standing) -> dict[str, Any]:
     is_known = one.error is None
     return {
         "partition": number,
@@ -330,7 +348,7 @@ def _partition(number: int, one: Standing) -> dict[str, Any]:
     }
 
 
-def add(
+def add_topic(
     ctx: typer.Context,
     names: Names = None,
     *,
@@ -374,19 +392,3 @@ def add(
             note(f"all of these journals are partitions of {topic} already")
 
     connected(ctx, work)
-
-
-topics = noun(
-    "topics",
-    connect,
-    "gazette_platform.cli.gazctl",
-    {
-        "list": "kafka:list_topics",
-        "describe": "kafka:describe",
-        "add": "kafka:add",
-    },
-    help_text="List topics, and make journals topics.",
-)
-
-
-app.add_typer(topics)
