@@ -132,9 +132,13 @@ class Produce:
         records = batch.records()
         if len(records) != batch.count:
             raise KafkaError(ErrorCode.invalid_record, "a batch does not have all of its records")
-        stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
         now_ms = int(self._gateway.clock.unix_s() * 1000)
-        lines = encode_batch(partition.form, records, stamp, now_ms)
+        codecs = None
+        if partition.form is Form.AVRO:
+            values = (record.value for record in records)
+            codecs = await self._gateway.schemas.of_values(values)
+        stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
+        lines = encode_batch(partition.form, records, stamp, now_ms, codecs)
         clocks = (stamp.clock, stamp.end(batch.count)) if batch.is_transactional else (0, 0)
         pending = Pending(lines, claim, clocks, find)
         lane.put(pending)

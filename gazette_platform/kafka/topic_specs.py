@@ -118,7 +118,9 @@ def template_of(
             template = _configured(template, name, value)
     if form_of(template.labels) is None:
         raise _bad(
-            FORM, template.labels.value_of(FORM), "json or envelope; kafka.meta=none is for json"
+            FORM,
+            template.labels.value_of(FORM),
+            "json, avro or envelope; kafka.meta=none is for json",
         )
     return template
 
