@@ -29,7 +29,7 @@ from gazette_platform.kafka.access import Access
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
     from types import ModuleType
 
     from gazette_platform.kafka.access import Quota
@@ -92,6 +92,18 @@ class Part(Protocol):
     async def stop(self) -> None:
         """End: no call comes any more."""
         ...
+
+
+@final
+class Later:
+    """An answer that is begun when it is awaited; nothing is left over if its connection is gone before."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._begin = begin
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """The answer."""
+        return self._begin().__await__()
 
 
 @final
