@@ -16,7 +16,6 @@ from kio.schema.errors import ErrorCode
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
-from gazette_platform.kafka.live_groups import Later
 from gazette_platform.kafka.produce import Produce
 from gazette_platform.kafka.server import Login
 from gazette_platform.kafka.wire import (
@@ -24,6 +23,7 @@ from gazette_platform.kafka.wire import (
     Api,
     Budget,
     Connection,
+    Later,
     read_call,
     versions_answer,
 )
@@ -229,8 +229,12 @@ async def answer_a_client_that_left():
     writers, handled = [], []
 
     async def later(call):
-        handled.append(call)
-        return Later(gate, lambda _: versions_answer({}, call.version))
+        async def answer():
+            handled.append(call)
+            await gate
+            return versions_answer({}, call.version)
+
+        return Later(answer)
 
     async def serve(reader, writer):
         writers.append(writer)
@@ -243,7 +247,7 @@ async def answer_a_client_that_left():
             faults=Faults(),
             metrics=KafkaMetrics(),
             auth=Authenticator("", SystemClock()),
-            quotas=Quotas(0, 0),
+            quotas={},
         )
         try:
             await connection.run()
