@@ -42,10 +42,15 @@ _ENVELOPE_NAMES: Final = frozenset(("_meta", "key", "key64", "headers", "value",
 _TS_DIGITS_MAX: Final = 18
 _TS_END: Final = 1 << 63
 _BASE64: Final = 64
+_COMMA: Final = ord(",")
 _FOREIGN: Final = re.compile(rb'"_meta"\s*:\s*\{\s*"uuid"\s*:\s*"([0-9a-fA-F-]{36})"')
-_KEYED: Final = re.compile(rb'(\d{1,18}),"key":"([^"\\]*)"')
+_KEYED: Final = re.compile(rb'(\d{1,18})(?:,"key":"([^"\\}]*)")?\},?')
+_MARK: Final = re.compile(rb'"uuid"\s*:\s*"[0-9a-fA-F-]{21}0[12]-')
+_TXN_FLAGS: Final = (b"01", b"02")
 # A value that is larger is not copied to cut off its first byte.
 _VIEW_BYTES: Final = 16 << 10
+# Of lines that are long on average.
+_LONG_BYTES: Final = 512
 
 
 class Lines(NamedTuple):
@@ -108,9 +113,19 @@ def encode_batch(form: Form, records: Sequence[Any], stamp: Stamp, now_ms: int) 
     except (_Unfit, msgspec.MsgspecError, RecursionError):
         raise Refused(_find_bad(form, records)) from None
     content = b"".join(pieces)
-    if content.count(b"\n") != count or not _is_utf8(content):
+    if not _has_lines(content, count) or not _is_utf8(content):
         raise Refused(_find_bad(form, records))
     return Lines(content, content.index(b"\n") + 1)
+
+
+def _has_lines(content: bytes, count: int) -> bool:
+    """Whether there are `count` newlines, at the end of content one of them."""
+    if len(content) < count * _LONG_BYTES:
+        return content.count(b"\n") == count
+    at = -1  # to find them is faster than to count, unless they are close
+    for _ in range(count):
+        at = content.find(b"\n", at + 1)
+    return at == len(content) - 1
 
 
 class _Unfit(Exception):
@@ -297,41 +312,45 @@ def decode_lines(
         base: offset of the block.
         else_ms: timestamp of records that have none.
     """
-    count, at = 0, -1
-    last_tail, ts = b"", 0
-    is_json, none = form is Form.JSON, list[Any]()
-    lines = block.split(b"\n")
-    lines.pop()
-    for line in lines:
-        at += len(line) + 1
-        if (
-            line[:_UUID_AT] == _BEGIN
-            and line[_TS_AT:_META_AT] == _TS
-            and line[_FLAGS_AT : _FLAGS_AT + 2] == b"00"
-        ):
-            if is_json and (end := line.find(b"}", _META_AT)) > 0:
-                tail = line[_META_AT:end]
-                if tail != last_tail:
-                    if not (tail.isdigit() and len(tail) <= _TS_DIGITS_MAX):
-                        add(at, *(_with_meta(tail, line, end) or _foreign(line, else_ms)))
-                        count += 1
-                        continue
-                    last_tail, ts = tail, int(tail)
-                rest = line[end + 2 :] if line[end + 1 : end + 2] == b"," else line[end + 1 :]
-                add(at, ts, None, b"{" + rest, none)
-                count += 1
+    count, at = 0, 0
+    # What lines without keys of one time have in common, from the flags to where the value goes on.
+    common, value_at, common_ts = b"\n", 0, 0
+    is_json, none, view = form is Form.JSON, list[Any](), memoryview(block)
+    find, begins = block.find, block.startswith
+    while at < len(block):
+        end, begin, key, ts = find(b"\n", at), at + value_at, None, common_ts
+        if block[at + _FLAGS_AT : begin] != common or not begins(_BEGIN, at) or begin > end:
+            is_plain = (
+                begins(_BEGIN, at)
+                and block[at + _TS_AT : at + _META_AT] == _TS
+                and block[at + _FLAGS_AT : at + _FLAGS_AT + 2] == b"00"
+            )
+            found = _KEYED.match(block, at + _META_AT, end) if is_json and is_plain else None
+            if found is None:
+                line = block[at:end]
+                is_bare = not is_plain and b'"_meta"' not in line
+                is_shown = is_plain or is_bare or _is_line_shown(line, verdicts, base + end)
+                if is_shown is None:
+                    break
+                if is_shown:
+                    bare = else_ms, None, line, none
+                    add(end, *(bare if is_bare else _decode_line(form, line, else_ms)))
+                    count += 1
+                at = end + 1
                 continue
-        elif b'"_meta"' not in line:
-            add(at, else_ms, None, line, none)
-            count += 1
-            continue
-        elif not (is_shown := _is_line_shown(line, verdicts, base + at)):
-            if is_shown is None:
-                return Decoded(count, at - len(line))
-            continue
-        add(at, *_decode_line(form, line, else_ms))
-        count += 1
-    return Decoded(count, at + 1)
+            ts, key, begin = int(found[1]), found[2], found.end()
+            if key is None and block[begin - 1] == _COMMA:
+                value_at, common_ts = begin - at, ts
+                common = block[at + _FLAGS_AT : begin]
+        is_small = end - begin < _VIEW_BYTES
+        add(end, ts, key, b"{" + block[begin:end] if is_small else _opened(view[begin:end]), none)
+        count, at = count + 1, end + 1
+    return Decoded(count, at)
+
+
+def _opened(members: memoryview) -> bytes:
+    """An object whose begin was cut off; large, so it is copied once."""
+    return b"".join((b"{", members))
 
 
 _Record = tuple[int, bytes | None, bytes | None, "Headers"]
@@ -377,6 +396,22 @@ def _is_shown(uuid: bytes, verdicts: Verdicts | None, offset: int) -> bool | Non
     return verdicts.of(producer, clock, offset)
 
 
+def has_marks(block: bytes) -> bool:
+    """Whether lines may belong to transactions, or end one."""
+    if block.find(b"\n") < _LONG_BYTES:
+        return _MARK.search(block) is not None
+    at = 0  # most bytes of long lines need not be looked at
+    while at < len(block):
+        end = block.find(b"\n", at)
+        if not block.startswith(_BEGIN, at):
+            if _MARK.search(block, at, end):
+                return True
+        elif block[at + _FLAGS_AT : at + _FLAGS_AT + 2] in _TXN_FLAGS:
+            return True
+        at = end + 1
+    return False
+
+
 def foreign_uuid(line: bytes) -> bytes | None:
     """The text of the UUID in ``_meta`` of a line that did not come by Kafka."""
     found = _FOREIGN.search(line)
@@ -402,9 +437,6 @@ def _foreign_ms(line: bytes, else_ms: int) -> int:
 
 def _with_meta(tail: bytes, line: bytes, end: int) -> _Record | None:
     """The record of a line with more in ``_meta``; None: it is not of our form."""
-    plain = _KEYED.fullmatch(tail)
-    if plain is not None:
-        return int(plain[1]), plain[2], b"{" + line[end + 1 :].removeprefix(b","), []
     try:
         meta = orjson.loads(b'{"ts":' + tail + b"}")
         if not meta.keys() <= _META_NAMES:

@@ -1,4 +1,4 @@
-"""Metadata, DescribeCluster, and the calls that make, change and delete topics as journals.
+"""Metadata, DescribeCluster, FindCoordinator, and the calls that make, change and delete topics as journals.
 
 Any gateway serves any partition. As leader, clients see the gateway in the process of the journal's primary
 broker, which saves a hop; without one, gateways share the partitions by a hash.
@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, final
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import EtcdTransactionFailed, GazetteError
+from gazette_platform.kafka.access import SEEN_BY
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.gateway import FRESH_S
-from gazette_platform.kafka.topics import (
-    PARTITION,
-    check_count,
-    configs_of,
-    is_topic_name,
-    template_of,
-)
-from gazette_platform.kafka.wire import SEEN_BY, Api
+from gazette_platform.kafka.topic_specs import check_count, configs_of, template_of
+from gazette_platform.kafka.topics import PARTITION, is_topic_name
+from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol import JournalChange
 from gazette_platform.protocol.auth import Capability
 
@@ -31,19 +27,24 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
     from uuid import UUID
 
+    from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.topics import Partition, Topic
-    from gazette_platform.kafka.wire import Access, Call
+    from gazette_platform.kafka.wire import Call
     from gazette_platform.protocol import JournalSpec
 
     CreateTopic = Callable[[str, Access], Awaitable[Topic]]
 
 _log = logging.getLogger(__name__)
 
+_GROUP: Final = 0
+_COORDINATED: Final = {_GROUP: "group", 1: "transaction"}
+"""Kinds of names that have a coordinator."""
+
 
 @final
 class Metadata:
-    """Answers Metadata and DescribeCluster.
+    """Answers Metadata, DescribeCluster and FindCoordinator.
 
     Args:
         create: makes a topic that a client names and that does not exist.
@@ -57,6 +58,7 @@ class Metadata:
     def apis(self) -> Iterable[Api]:
         """The calls that it answers."""
         yield Api(3, "metadata", 0, 12, self._metadata)
+        yield Api(10, "find_coordinator", 0, 5, self._find)
         yield Api(60, "describe_cluster", 0, 1, self._describe_cluster)
 
     async def start(self) -> None:
@@ -173,6 +175,37 @@ class Metadata:
             controller_id=min(self._gateway.nodes.live),
             brokers=self._brokers(call, "DescribeClusterBroker", "broker_id"),
         )
+
+    async def _find(self, call: Call) -> Any:
+        kind = call.get("key_type", _GROUP)
+        keys = call.get("coordinator_keys")
+        one = keys is None
+        found = [self._coordinator(kind, key) for key in ((call.request.key,) if one else keys)]
+        if one:
+            return call.new("FindCoordinatorResponse", **found[0])
+        coordinators = tuple(call.new("Coordinator", **fields) for fields in found)
+        return call.new("FindCoordinatorResponse", coordinators=coordinators)
+
+    def _coordinator(self, kind: int, key: str) -> dict[str, Any]:
+        if kind not in _COORDINATED or not key:
+            text = f"a name of kind {kind} has no coordinator"
+            return {
+                "key": key,
+                "node_id": -1,
+                "host": "",
+                "port": -1,
+                "error_code": ErrorCode.invalid_request,
+                "error_message": text,
+            }
+        node = self._gateway.nodes.coordinator(_COORDINATED[kind], key)
+        return {
+            "key": key,
+            "node_id": node.id,
+            "host": node.host,
+            "port": node.port,
+            "error_code": ErrorCode.none,
+            "error_message": None,
+        }
 
 
 _TOPIC_RESOURCE: Final = 2

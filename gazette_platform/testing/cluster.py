@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self, final
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import SetupError
+from gazette_platform.platform.component import choose_ports
 from gazette_platform.testing.fault_proxy import FaultProxies, FaultProxy
 from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import pass_time
@@ -34,6 +35,11 @@ def broker_names(zones: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"broker-{number}" for number in range(1, len(zones) + 1))
 
 
+def _gateway(name: str) -> str:
+    """What its proxy is called."""
+    return f"{name} kafka"
+
+
 @final
 class BrokerCluster:
     """Brokers ``broker-1``, ``broker-2``, … on a key prefix of their own.
@@ -51,11 +57,13 @@ class BrokerCluster:
         flags: more flags of each broker.
         fragments: folder of the store, where it is not ``fragments`` in `folder`.
         program: what to run as `gazette`; empty: the one of this interpreter.
+        has_kafka: give each broker a Kafka gateway, behind a proxy too if brokers are.
 
     Attributes:
         brokers: processes by name.
         proxies: by name of the broker: what clients and peers reach it through.
         etcd_proxies: likewise: what it reaches etcd through.
+        kafka_ports: where clients of Kafka reach each broker; empty without `has_kafka`.
         fragments: folder of the store.
     """
 
@@ -71,11 +79,13 @@ class BrokerCluster:
         flags: Sequence[str] = (),
         fragments: Path | None = None,
         program: Sequence[str] = (),
+        has_kafka: bool = False,
     ) -> None:
         self.fragments = fragments or folder / "fragments"
         self.brokers: dict[str, BrokerServer] = {}
         self.proxies = FaultProxies()
         self.etcd_proxies = FaultProxies()
+        self.kafka_ports: dict[str, int] = {}
         self._folder = folder
         self._etcd = etcd
         self._prefix = prefix
@@ -84,6 +94,7 @@ class BrokerCluster:
         self._is_proxied = is_proxied
         self._flags = tuple(flags)
         self._program = program
+        self._has_kafka = has_kafka
         self._front = FaultProxy("127.0.0.1", 1)
         self._unfit: set[str] = set()
 
@@ -96,6 +107,10 @@ class BrokerCluster:
     def names(self) -> tuple[str, ...]:
         """The brokers, whether they run or not."""
         return tuple(self._zones)
+
+    def doors(self, name: str) -> tuple[FaultProxy, ...]:
+        """The proxies through which clients and peers reach a broker: its own, and its gateway's."""
+        return tuple(self.proxies[door] for door in self._doors_of(name))
 
     def zone_of(self, name: str) -> str:
         """The zone of a broker."""
@@ -145,7 +160,18 @@ class BrokerCluster:
         if self._is_proxied:
             front = await self.proxies.add(name, "127.0.0.1", broker.port)
             broker.flags += (f"--broker.advertise={front.address}",)
+        if self._has_kafka:
+            broker.flags += await self._kafka_flags(name)
         self.brokers[name] = broker
+
+    async def _kafka_flags(self, name: str) -> tuple[str, ...]:
+        port = self.kafka_ports[name] = choose_ports(["kafka"])["kafka"]
+        flags = ("--kafka.host=127.0.0.1", f"--kafka.port={port}")
+        if not self._is_proxied:
+            return flags
+        front = await self.proxies.add(_gateway(name), "127.0.0.1", port)
+        self.kafka_ports[name] = front.port
+        return (*flags, f"--kafka.advertise=127.0.0.1:{front.port}")
 
     # ------------------------------------------------------------------ what may happen to them
 
@@ -154,8 +180,8 @@ class BrokerCluster:
 
         After `kill` that takes until its former lease has ended, or has been revoked by peers.
         """
-        if self._is_proxied:
-            await self.proxies[name].start()
+        for door in self.doors(name):
+            await door.start()
         await asyncio.to_thread(self.brokers[name].start, timeout_s=timeout_s)
         self._is_fit(name)
 
@@ -169,8 +195,8 @@ class BrokerCluster:
         for name in names:
             self._is_unfit(name)
             self.brokers[name].kill()
-            if self._is_proxied:
-                self.proxies[name].refuse()
+            for door in self.doors(name):
+                door.refuse()
 
     def pause(self, name: str) -> None:
         """SIGSTOP."""
@@ -224,7 +250,7 @@ class BrokerCluster:
         """
         for name in names:
             self._is_unfit(name)
-            self.proxies.partition([name])
+            self.proxies.partition(self._doors_of(name))
             self.etcd_proxies.partition(self._etcd_proxies_of(name))
 
     async def heal(self) -> None:
@@ -234,7 +260,8 @@ class BrokerCluster:
 
     async def heal_one(self, name: str) -> None:
         """The same for the network of one broker."""
-        await self.proxies[name].heal()
+        for door in self.doors(name):
+            await door.heal()
         for proxied in self._etcd_proxies_of(name):
             await self.etcd_proxies[proxied].heal()
 
@@ -265,6 +292,11 @@ class BrokerCluster:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    def _doors_of(self, name: str) -> list[str]:
+        if not self._is_proxied:
+            return []
+        return [name, _gateway(name)] if self._has_kafka else [name]
 
     def _etcd_proxies_of(self, name: str) -> list[str]:
         """One before each member of etcd."""

@@ -12,6 +12,7 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
 SESSION_MS = 6000
@@ -25,7 +26,8 @@ class Log:
         self._file = Path(file).open("a")  # noqa: SIM115  until the process ends
 
     def write(self, what, **more):
-        self._file.write(json.dumps({"what": what, **more}) + "\n")
+        at = round(time.monotonic(), 6)
+        self._file.write(json.dumps({"what": what, "at": at, **more}) + "\n")
         self._file.flush()
 
 
@@ -58,7 +60,12 @@ def confluent(servers, group, topic, log, instance, stopped):
         if message.error():
             log.write("error", text=str(message.error()))
             continue
-        log.write("record", value=json.loads(message.value()), partition=message.partition())
+        log.write(
+            "record",
+            value=json.loads(message.value()),
+            partition=message.partition(),
+            offset=message.offset(),
+        )
         try:
             consumer.commit(message, asynchronous=False)
         except ck.KafkaException as err:  # it belongs to another member by now

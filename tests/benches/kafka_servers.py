@@ -20,6 +20,8 @@ from gazette_platform.protocol import (
 )
 
 SECOND_NS = 1_000_000_000
+# A JVM beside a broker keeps it waiting for longer than most tests do.
+LEASE_S = 30.0
 
 
 def gateway_flags(port):
@@ -27,13 +29,43 @@ def gateway_flags(port):
     return (f"--kafka.port={port}", "--kafka.host=127.0.0.1")
 
 
-class Gateways:
-    """Broker processes with gateways, in zones a, b, …"""
+def topic_specs(topic, *, partitions, replication=1, **labels):
+    """The journals of a topic."""
+    return [
+        JournalSpec(
+            name=f"topic/{topic}/part={number:03}",
+            replication=replication,
+            labels=LabelSet.of(
+                {
+                    "kafka.topic": topic,
+                    "kafka.partition": str(number),
+                    "content-type": "application/x-ndjson",
+                    **labels,
+                }
+            ),
+            fragment=FragmentSpec(
+                length=1 << 24,
+                codec=CompressionCodec.NONE,
+                stores=("file:///",),
+                refresh_interval_ns=SECOND_NS,
+            ),
+        )
+        for number in range(partitions)
+    ]
 
-    def __init__(self, start_servers, *zones):
+
+class Gateways:
+    """Broker processes with gateways, in zones a, b, …
+
+    Args:
+        start_servers: the fixture.
+        options: of the processes.
+    """
+
+    def __init__(self, start_servers, *zones, **options):
         self.ports = dict(zip(zones, choose_ports(list(zones)).values(), strict=True))
         self.brokers = {
-            zone: start_servers(zone, flags=gateway_flags(port))[0]
+            zone: start_servers(zone, flags=gateway_flags(port), **options)[0]
             for zone, port in self.ports.items()
         }
 
@@ -54,27 +86,7 @@ class Gateways:
 
     async def make_topic(self, topic, *, partitions, replication=1, **labels):
         """Create the journals of a topic."""
-        specs = [
-            JournalSpec(
-                name=f"topic/{topic}/part={number:03}",
-                replication=replication,
-                labels=LabelSet.of(
-                    {
-                        "kafka.topic": topic,
-                        "kafka.partition": str(number),
-                        "content-type": "application/x-ndjson",
-                        **labels,
-                    }
-                ),
-                fragment=FragmentSpec(
-                    length=1 << 24,
-                    codec=CompressionCodec.NONE,
-                    stores=("file:///",),
-                    refresh_interval_ns=SECOND_NS,
-                ),
-            )
-            for number in range(partitions)
-        ]
+        specs = topic_specs(topic, partitions=partitions, replication=replication, **labels)
         async with AsyncClient(self.client_config) as client:
             await client.apply([JournalChange(spec) for spec in specs])
             for spec in specs:

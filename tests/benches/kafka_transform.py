@@ -1,8 +1,8 @@
 """Consume, transform, produce, exactly once, as a program that tests kill: for each record of one topic it writes one to another.
 
-    kafka_transform.py SERVERS GROUP SOURCE TARGET ID FILE
+    kafka_transform.py SERVERS GROUP SOURCE TARGET ID FILE [BATCH]
 
-Its transactions have the transactional id ID; now and then it aborts one, as programs do after an error.
+Its transactions have the transactional id ID, and up to BATCH records; now and then it aborts one, as programs do after an error.
 """
 
 from __future__ import annotations
@@ -10,25 +10,30 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from pathlib import Path
 
 import confluent_kafka as ck
+from kafka_member import Log
 
-WAIT_S = 30.0
-BATCH = 20
+WAIT_S = 15.0
+STUCK_S = 20  # then SIGALRM ends it
 ABORTED = 7  # each of so many transactions
 
 
-def main(servers, group, source, target, transactional_id, file):
+def main(servers, group, source, target, transactional_id, file, batch="20"):
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
-    log = Path(file).open("a")  # noqa: SIM115  until the process ends
-
-    def note(what, **more):
-        log.write(json.dumps({"what": what, **more}) + "\n")
-        log.flush()
-
+    note = Log(file).write
     note("started")
+    try:
+        return transform(
+            servers, group, source, target, transactional_id, int(batch), note, stopped
+        )
+    except ck.KafkaException as err:
+        note("failed", text=str(err.args[0]))
+        return 1  # fenced, or worse: a supervisor starts it again
+
+
+def transform(servers, group, source, target, transactional_id, batch, note, stopped):
     consumer = ck.Consumer(
         {
             "bootstrap.servers": servers,
@@ -52,7 +57,7 @@ def main(servers, group, source, target, transactional_id, file):
     consumer.subscribe([source])
     number = 0
     while not stopped:
-        messages = [one for one in consumer.consume(BATCH, 0.5) if not one.error()]
+        messages = [one for one in consumer.consume(batch, 0.5) if not one.error()]
         if not messages:
             continue
         number += 1
@@ -65,9 +70,12 @@ def main(servers, group, source, target, transactional_id, file):
                     json.dumps({"n": value["n"], "twice": 2 * value["n"]}),
                     partition=one.partition(),
                 )
+            # librdkafka may wait for ever when the group's coordinator leaves (its issues 5456 and 5511).
+            signal.alarm(STUCK_S)
             producer.send_offsets_to_transaction(
                 consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), WAIT_S
             )
+            signal.alarm(0)
             if number % ABORTED == 0:
                 producer.abort_transaction(WAIT_S)
                 note("aborted")
@@ -76,10 +84,11 @@ def main(servers, group, source, target, transactional_id, file):
                 producer.commit_transaction(WAIT_S)
                 note("committed", records=len(messages))
         except ck.KafkaException as err:
+            signal.alarm(0)
             error = err.args[0]
-            note("failed", text=str(error))
             if not error.txn_requires_abort():
-                return 1  # fenced, or worse: a supervisor starts it again
+                raise
+            note("trouble", text=str(error))
             producer.abort_transaction(WAIT_S)
             rewind(consumer)
     consumer.close()

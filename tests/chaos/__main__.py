@@ -12,7 +12,7 @@ import uvloop
 
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.testing.etcd import find_etcd
-from tests.chaos.plan import FaultKind
+from tests.chaos.plan import ALL_KINDS, FaultKind
 from tests.chaos.runner import ChaosConfig, run_chaos, starved_in
 from tests.chaos.scene import WorkloadConfig
 from tests.harness import Harness
@@ -51,7 +51,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--faults",
         default="",
         help="comma-separated, of: "
-        + ", ".join(FaultKind)
+        + ", ".join(ALL_KINDS)
         + " (default: all that the replication survives)",
     )
     add("--etcd-members", type=int, choices=(1, 3), default=3, help="default %(default)s")
@@ -87,7 +87,7 @@ def _config(options: argparse.Namespace) -> ChaosConfig:
     try:
         kinds = tuple(FaultKind(name) for name in options.faults.split(",") if name)
     except ValueError as err:
-        raise SetupError(f"--faults: {err}; choose from {', '.join(FaultKind)}") from None
+        raise SetupError(f"--faults: {err}; choose from {', '.join(ALL_KINDS)}") from None
     if options.out is not None and options.out.exists() and any(options.out.iterdir()):
         raise SetupError(f"--out: {options.out} is not empty; name another folder")
     return ChaosConfig(

@@ -7,7 +7,7 @@ import contextlib
 import random
 import shutil
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.spool.head_records import (
@@ -211,6 +211,7 @@ class Inflictor:
         replicas_of: as of `Nemesis`.
         stale_primary: as of `Nemesis`.
         idle: as of `Nemesis`.
+        coordinator: as of `Nemesis`.
         say: as of `Nemesis`.
 
     Attributes:
@@ -231,6 +232,7 @@ class Inflictor:
         replicas_of: Callable[[str], Awaitable[Sequence[str]]],
         stale_primary: Callable[[], Awaitable[None]],
         idle: IdleJournals,
+        coordinator: Callable[[random.Random], Awaitable[str]] | None,
         say: Callable[[str], None],
     ) -> None:
         self.spans: list[tuple[float, float, str]] = []
@@ -239,6 +241,7 @@ class Inflictor:
         self._lease_s = lease_s
         self._clock = clock
         self._idle = idle
+        self._coordinator = coordinator
         self._disks = disks
         self._problems = problems
         self._replicas_of = replicas_of
@@ -251,6 +254,7 @@ class Inflictor:
         self._nobody_starts.set()
         self._ways: dict[FaultKind, Callable[[Fault, random.Random], Awaitable[None]]] = {
             FaultKind.KILL: self._kill,
+            FaultKind.KILL_COORDINATOR: self._kill_coordinator,
             FaultKind.KILL_ALL: self._kill_all,
             FaultKind.SPOOL_LOST: self._kill_all,
             FaultKind.SPOOL_TORN: self._kill_all,
@@ -289,6 +293,8 @@ class Inflictor:
             names = fault.targets or ("",)
             if not all(name in self._disks and self._disks[name].is_mounted for name in names):
                 return "a disk of its own takes the right to mount one"
+        if fault.kind is FaultKind.KILL_COORDINATOR and self._coordinator is None:
+            return "no client of this run is Kafka's"
         return self._problems.get(fault.kind, "")
 
     async def inflict(self, fault: Fault) -> None:
@@ -319,6 +325,11 @@ class Inflictor:
         self._cluster.kill(*fault.targets)
         await pass_time(fault.duration_s)
         await self._start(fault.targets)
+
+    async def _kill_coordinator(self, fault: Fault, rng: random.Random) -> None:
+        assert self._coordinator is not None  # else it has a problem
+        name = await self._coordinator(rng)
+        await self._kill(replace(fault, targets=(name,)), rng)
 
     async def _kill_all(self, fault: Fault, rng: random.Random) -> None:
         names = self._cluster.names
@@ -500,20 +511,22 @@ class Inflictor:
         (name,) = fault.targets
         way = rng.choice([Direction.TO_UPSTREAM, Direction.TO_CLIENT])
         self._say(f"nothing goes {way.value} of {name}")
-        self._cluster.proxies[name].black_hole(way)
+        for door in self._cluster.doors(name):
+            door.black_hole(way)
         await pass_time(fault.duration_s)
         await self._heal(fault.targets)
 
     async def _slow_network(self, fault: Fault, rng: random.Random) -> None:
         for name in fault.targets:
-            self._cluster.proxies[name].delay(_DELAY_S)
-            self._cluster.proxies[name].limit(_BYTES_PER_S)
+            for door in self._cluster.doors(name):
+                door.delay(_DELAY_S)
+                door.limit(_BYTES_PER_S)
         await pass_time(fault.duration_s)
         await self._heal(fault.targets)
 
     async def _reset(self, fault: Fault, rng: random.Random) -> None:
         for _ in range(int(fault.duration_s * _RESETS_PER_S)):
-            self._cluster.proxies[rng.choice(self._cluster.names)].reset_one(rng)
+            rng.choice(self._cluster.doors(rng.choice(self._cluster.names))).reset_one(rng)
             await pass_time(1 / _RESETS_PER_S)
 
     # ------------------------------------------------------------------ etcd and the store

@@ -14,6 +14,7 @@ from tests.chaos.plan import Fault, FaultKind
 from tests.harness import Late
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from gazette_platform.ops.clock import Clock
@@ -59,6 +60,8 @@ class Nemesis:
         replicas_of: returns the brokers that serve a journal, the primary first.
         stale_primary: inflicts that kind, until the broker that it is about has ended.
         idle: journals that only faults use.
+        coordinator: draws a group or transactional id of Kafka's clients, and returns the broker that
+            coordinates it; None: there are none.
         settle: waits until the cluster is whole; its argument says whether also until all is stored, and whose
             spools were lost since it was whole.
         problems: why kinds cannot be inflicted here, as far as that is known before.
@@ -87,6 +90,7 @@ class Nemesis:
         idle: IdleJournals,
         settle: Callable[[bool, Sequence[str]], Coroutine[None, None, None]],
         is_starved: Callable[[], bool] = lambda: False,
+        coordinator: Callable[[random.Random], Awaitable[str]] | None = None,
         disks: dict[str, SmallDisk] | None = None,
         problems: Mapping[FaultKind, str] | None = None,
     ) -> None:
@@ -113,6 +117,7 @@ class Nemesis:
             replicas_of=replicas_of,
             stale_primary=stale_primary,
             idle=idle,
+            coordinator=coordinator,
             say=say,
         )
         self.spans = self._inflictor.spans

@@ -91,8 +91,11 @@ class FaultKind(StrEnum):
     """While the disk of the store is full, SIGKILL of the holders of a journal, one after another; others
     go on with it for more than ten epochs before those are started again."""
 
+    KILL_COORDINATOR = "kill-coordinator"
+    """SIGKILL of the broker that coordinates a group or a transactional id; for `tests.kafka_chaos`."""
 
-ALL_KINDS = tuple(FaultKind)
+
+ALL_KINDS = tuple(kind for kind in FaultKind if kind is not FaultKind.KILL_COORDINATOR)
 _KILL_ALL = (
     FaultKind.KILL_ALL,
     FaultKind.SPOOL_LOST,
@@ -104,6 +107,7 @@ _KILL_ALL = (
 _TAKE_PROCESSES = (
     *_KILL_ALL,
     FaultKind.KILL,
+    FaultKind.KILL_COORDINATOR,
     FaultKind.PAUSE,
     FaultKind.PARTITION,
     FaultKind.LAST_REPLICA,
@@ -142,7 +146,7 @@ _EXCLUSIVE = (
     (FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.SLOW_NETWORK),
     # Brokers that leave need others that take their journals.
     (*_TAKE_PROCESSES, FaultKind.DRAIN_ZONE),
-    (FaultKind.DRAIN, FaultKind.DRAIN_ZONE),
+    (FaultKind.DRAIN, FaultKind.DRAIN_ZONE, FaultKind.KILL_COORDINATOR),
     # These take brokers that others of the episode may have taken: one that leaves by itself, or
     # cannot be started as its disk is full.
     *((kind, other) for kind in (*_KILL_ALL, FaultKind.LAST_REPLICA) for other in _TAKEN_BY_OTHERS),
@@ -333,6 +337,7 @@ class _Planner:
         lease_s = self._lease_s
         low, high = {
             FaultKind.KILL: (0.5, 1.5 * lease_s),
+            FaultKind.KILL_COORDINATOR: (0.5, 1.5 * lease_s),
             FaultKind.KILL_ALL: (0.5, 1.5 * lease_s),
             FaultKind.RESTART_KILLED: (0.5, 1.5 * lease_s),
             FaultKind.OLD_LISTING: (0.5, 1.5 * lease_s),

@@ -54,6 +54,11 @@ class WorkloadConfig:
         return tuple(f"chaos/journal-{number:02d}" for number in range(self.journals))
 
     @property
+    def selector(self) -> str:
+        """Selects these."""
+        return "name:prefix=chaos/"
+
+    @property
     def streamed_name(self) -> str:
         """The journal of appends that take long, which all others of it wait for."""
         return "chaos-streamed/journal"

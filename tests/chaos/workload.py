@@ -280,7 +280,7 @@ class Workload:
                     await pass_time(_POLL_S if waiting else 0)
                 if is_stored:
                     # Journals of long appends have theirs last.
-                    await client.flush("name:prefix=chaos/", timeout_s=timeout_s)
+                    await client.flush(self._scene.config.selector, timeout_s=timeout_s)
         except (TimeoutError, GazetteError) as err:
             names = " ".join(sorted(waiting)) or "all"
             what = "are not flushed" if not waiting else "do not take appends by all replicas"

@@ -84,6 +84,9 @@ class FakeCluster:
         self.brokers[name].has_ended = True
         self.brokers[name].pid = 0
 
+    def doors(self, name):
+        return (self.proxies[name],)
+
     def kill(self, *names):
         self._note("kill", *names)
         for name in names:

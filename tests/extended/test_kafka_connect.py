@@ -11,7 +11,7 @@ import pytest
 from kafka_connect import Standalone, plugin_folder
 from kafka_docs import program_does
 from kafka_jars import version_of
-from kafka_servers import Gateways
+from kafka_servers import LEASE_S, Gateways
 from typed_shop import Shop
 
 from gazette_platform import Client
@@ -45,7 +45,7 @@ def lines_of(gateways, journal):
 
 
 async def test_file_becomes_a_topic_and_a_file_again(start_servers, tmp_path, request):
-    gateways = Gateways(start_servers, "a")
+    gateways = Gateways(start_servers, "a", lease_s=LEASE_S)
     await gateways.make_topic("lines", partitions=1)
     given, copy = tmp_path / "given.txt", tmp_path / "copy.txt"
     source = {
@@ -94,7 +94,7 @@ async def test_file_becomes_a_topic_and_a_file_again(start_servers, tmp_path, re
 async def test_debezium_copies_a_database_into_a_typed_table(
     start_servers, tmp_path, postgres, request
 ):
-    gateways = Gateways(start_servers, "a")
+    gateways = Gateways(start_servers, "a", lease_s=LEASE_S)
     await gateways.make_topic("like-this", partitions=1)
     connect = Standalone(
         tmp_path,

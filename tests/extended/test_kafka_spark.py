@@ -8,7 +8,7 @@ import pyspark
 import pytest
 from kafka_docs import program_does
 from kafka_jars import jars_of, version_of
-from kafka_servers import Gateways
+from kafka_servers import LEASE_S, Gateways
 from lake_servers import plain_spark_session
 
 pytestmark = [
@@ -32,7 +32,7 @@ def session():
 
 @pytest.fixture
 async def servers(start_servers):
-    gateways = Gateways(start_servers, "a")
+    gateways = Gateways(start_servers, "a", lease_s=LEASE_S)
     for topic in ("in", "out"):
         await gateways.make_topic(topic, partitions=2)
     return gateways.servers

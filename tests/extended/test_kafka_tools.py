@@ -8,7 +8,7 @@ import kafka_tools
 import pytest
 from kafka_docs import program_does
 from kafka_jars import version_of
-from kafka_servers import Gateways
+from kafka_servers import LEASE_S, Gateways
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(600)]
 
@@ -18,7 +18,7 @@ LINES = [f'k{n}\t{{"n":{n},"text":"grün"}}' for n in range(RECORDS)]
 
 @pytest.fixture
 async def tool(start_servers):
-    gateways = Gateways(start_servers, "a")
+    gateways = Gateways(start_servers, "a", lease_s=LEASE_S)
     await gateways.make_topic("like-this", partitions=1)
 
     async def tool(name, *arguments, **options):

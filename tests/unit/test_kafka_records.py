@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.kafka.batches import finish_batch, new_builder, read_batch
 from gazette_platform.kafka.failures import KafkaError, Refused
-from gazette_platform.kafka.records import Stamp, decode_lines, encode_batch
+from gazette_platform.kafka.records import Stamp, decode_lines, encode_batch, has_marks
 from gazette_platform.kafka.topics import Form
 from gazette_platform.message.uuid import Flags, build_uuid, parse_uuid, uuid_text
 
@@ -98,6 +98,8 @@ def expect_same(form, records, codec=0):
 
 
 @given(records_of(st.none() | texts | padded), st.sampled_from(sorted(CODECS)))
+@example([(n % 2, [None, b"k"][n % 2], b'{"n":1}', []) for n in range(4)], 0)
+@example([(0, None, value, []) for value in (b"{ }", b'{"a":1}', b"{}", b"{ }", b'{"a":1}')], 0)
 @settings(deadline=None)
 def test_json_topic_gives_back_what_was_produced(records, codec):
     for line in expect_same(Form.JSON, records, codec):
@@ -339,3 +341,45 @@ def test_damaged_batch_is_refused_or_read(seed, codec):
         data[rng.randrange(12, len(data))] = rng.randrange(256)
     with contextlib.suppress(KafkaError):
         read_batch(signed(data), limit=LIMIT).records()
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 2**22), timestamps, keys, st.none() | st.binary(), headers),
+        min_size=1,
+        max_size=8,
+    )
+)
+@example([(1, 5, None, b"x" * 70_000, [("a", None)]), (2**21, 3, b"", None, [])])
+@settings(deadline=None)
+def test_batches_of_large_and_of_small_records_are_built_alike(records):
+    offset = 0
+    builders = new_builder(1 << 20), new_builder(1)
+    for step, *record in records:
+        offset += step
+        for builder in builders:
+            builder.append(offset, *record)
+    built = [
+        bytes(finish_batch(builder, len(records), base=1000, end=1001 + offset))
+        for builder in builders
+    ]
+    assert type(builders[0]) is not type(builders[1])
+    assert built[0] == built[1]
+
+
+@pytest.mark.parametrize("size", [0, 40_000])
+@pytest.mark.parametrize("flags", Flags)
+def test_marks_of_transactions_are_found_in_short_and_long_lines(size, flags):
+    value = b'{"a":"%s"}' % (b"x" * size)
+    plain, _ = encode(Form.JSON, [(7, None, value, [])])
+    ours, _ = encode(Form.JSON, [(7, None, value, [])], flags=flags)
+    theirs = b'{"a":"%s","_meta":%s\n' % (b"x" * size, ours[len(b'{"_meta":') :].split(b",")[0])
+    for line in (ours, theirs):
+        assert has_marks(plain + line + plain) is (flags != Flags.OUTSIDE_TXN)
+
+
+def test_lines_that_are_cut_short_are_those_of_another_writer():
+    whole, _ = encode(Form.JSON, [(7, None, b'{"a":1}', [])])
+    cuts = [whole[:at] + b"\n" for at in range(len(whole) - 8)]
+    _, found = records_in(fetch(Form.JSON, whole + b"".join(cuts) + whole, else_ms=9))
+    assert [each[3] for each in found] == [b'{"a":1}', *(cut[:-1] for cut in cuts), b'{"a":1}']

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import struct
+import warnings
 
 import pytest
+from kio.schema.errors import ErrorCode
 
+from gazette_platform.etcd import EtcdClient
 from gazette_platform.kafka.config import KafkaConfig
-from gazette_platform.kafka.gateway import KafkaMetrics
-from gazette_platform.kafka.server import Budget, Connection
-from gazette_platform.kafka.wire import API_VERSIONS, Api, Login, versions_answer
+from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
+from gazette_platform.kafka.produce import Produce
+from gazette_platform.kafka.server import Login
+from gazette_platform.kafka.wire import (
+    API_VERSIONS,
+    Api,
+    Budget,
+    Connection,
+    read_call,
+    versions_answer,
+)
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.serving.auth import Authenticator
@@ -84,6 +96,7 @@ class Gateway:
             faults=Faults(),
             metrics=KafkaMetrics(),
             auth=self._auth,
+            quotas={},
         ).run()
 
     @contextlib.asynccontextmanager
@@ -173,3 +186,30 @@ async def test_broken_logins_end_the_connection(mechanism, login):
         size = struct.unpack(">i", answered[:4])[0] if answered else -4
         assert len(answered) == size + 4  # no more than the answer to the handshake
         assert await gateway.is_well()
+
+
+async def test_answer_that_no_one_awaits_leaves_nothing_over():
+    """A connection that breaks has calls whose answers no one awaits any more."""
+    (api,) = Produce(None, None, None).apis
+    records = struct.pack(">i", 1) + struct.pack(">ii", 0, -1)
+    topics = struct.pack(">i", 1) + struct.pack(">h", 1) + b"t" + records
+    wrong_acks = struct.pack(">hhi", -1, 7, 1000)  # so nothing is appended
+    call = read_call(api, head(api.key, 3) + wrong_acks + topics, None)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        answer = await api.handle(call)
+        del answer
+        gc.collect()
+    assert [str(one.message) for one in seen] == []
+    answer = await (await api.handle(call))
+    assert answer.responses[0].partition_responses[0].error_code is ErrorCode.invalid_required_acks
+
+
+async def test_gateway_leaves_though_etcd_is_away(caplog):
+    async with contextlib.AsyncExitStack() as stack:
+        etcd = EtcdClient(["http://127.0.0.1:1"], request_timeout_s=0.2)
+        stack.push_async_callback(etcd.close)
+        nodes = Nodes(etcd, "/away", faults=Faults())
+        nodes.own = Node(3, "127.0.0.1", 9092)
+        await nodes.leave()
+    assert "node 3 stays listed until its lease ends" in caplog.text
