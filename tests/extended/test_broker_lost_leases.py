@@ -13,7 +13,7 @@ from journal_specs import journal_spec
 from gazette_platform.broker import epochs
 from gazette_platform.broker.etcd_records import read_record, write_record
 from gazette_platform.broker.journal import claims, replica as replicas
-from gazette_platform.broker.spool.journal_spool import JournalSpool
+from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.testing.local import read_all
 from gazette_platform.testing.waiting import eventually, patient
@@ -110,6 +110,10 @@ async def test_what_others_went_on_without_is_not_stored_by_a_replica_that_fails
         assert await read_all(cluster.stub(back), JOURNAL) == b"content, others"
 
 
+async def never(*_args, **_options):
+    await asyncio.Event().wait()
+
+
 def is_unconfirmed(broker):
     found = broker._resolver.replicas.get(JOURNAL)
     return found is not None and found.spool.is_unconfirmed
@@ -118,10 +122,12 @@ def is_unconfirmed(broker):
 async def test_who_was_not_in_step_since_it_came_back_does_not_say_where_its_spool_ends(
     cluster, tmp_path, monkeypatch
 ):
-    primary, other = await with_more_at_one(cluster, tmp_path)
-    await other.abandon()
     with monkeypatch.context() as patch:
-        patch.setattr(JournalSpool, "confirm", lambda _: None)  # it fails before that
+        patch.setattr(replicas, "say_end", never)  # killed before that
+        primary, other = await with_more_at_one(cluster, tmp_path)
+        await other.abandon()
+    with monkeypatch.context() as patch:
+        patch.setattr(Replicator, "sync", never)
         back = await start(cluster, tmp_path, zone_of(other))
         await eventually(lambda: is_unconfirmed(back))
         await back._lease.revoke()
@@ -131,7 +137,7 @@ async def test_who_was_not_in_step_since_it_came_back_does_not_say_where_its_spo
     assert stored(cluster) == []
     first, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
     async with client(first) as one:
-        # Else a gap would be there, in which readers wait for content that only a disk has.
+        # Else readers would meet a gap, and wait for content that only a disk has.
         assert (await one.append(JOURNAL, b", and after")).begin == 7
         assert await read_all(cluster.stub(first), JOURNAL) == b"content, and after"
 
