@@ -19,8 +19,14 @@ from kio.schema.errors import ErrorCode
 from gazette_platform.errors import DataError, GazetteError
 from gazette_platform.kafka.batches import finish_batch, new_builder
 from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.records import decode_lines, foreign_uuid, has_marks
+from gazette_platform.kafka.records import (
+    decode_lines,
+    foreign_uuid,
+    has_marks,
+    schema_ids_of,
+)
 from gazette_platform.kafka.tails import ReadAhead, Tail
+from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.wire import Api
 from gazette_platform.message.uuid import Flags, parse_uuid
 from gazette_platform.protocol.auth import Capability
@@ -28,8 +34,9 @@ from gazette_platform.protocol.auth import Capability
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gazette_platform.kafka.avro_json import AvroCodec
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.topics import Form, Partition
+    from gazette_platform.kafka.topics import Partition
     from gazette_platform.kafka.wire import Call, Peer
 
 _KEY: Final = 1
@@ -75,6 +82,8 @@ class _Wanted:
     offset: int
     size: int
     form: Form | None = None
+    codecs: dict[int, AvroCodec | str] | None = None
+    """Of the form `avro`."""
     followed: _Followed | None = None
     error: GazetteError | None = None
     end: int = 0
@@ -119,7 +128,26 @@ class Fetch:
         if left_s is not None:
             wait_s = min(wait_s, max(0.0, left_s))
         await self._wait(reads, wanted, wait_s, request.min_bytes, is_committed=is_committed)
+        for each in wanted:
+            if each.form is Form.AVRO and each.end:
+                await self._find_codecs(each)
         return self._answer(call, wanted, is_committed=is_committed)
+
+    async def _find_codecs(self, wanted: _Wanted) -> None:
+        """Have the schemas of what can be given."""
+        followed = wanted.followed
+        if followed is None or wanted.error is not None:
+            return
+        block = followed.tail.lines(min(wanted.size, wanted.end), one=True)
+        schemas = self._gateway.schemas
+        try:
+            ids = schema_ids_of(block)
+            wanted.codecs = await schemas.of_ids(ids - {0})
+            newest = await schemas.of_subject(f"{wanted.topic}-value") if 0 in ids else None
+            if newest is not None:
+                wanted.codecs[0] = newest
+        except GazetteError as err:
+            wanted.error = err
 
     def _reads_of(self, peer: Peer) -> _Reads:
         reads: _Reads | None = peer.kept.get(_PART)
@@ -278,6 +306,7 @@ class Fetch:
             verdicts=followed.marks,
             base=tail.position,
             else_ms=int(self._gateway.clock.unix_s() * 1000),
+            codecs=wanted.codecs,
         )
         if not done.size:
             return b""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import EtcdClient, KeyValue, Lease
     from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.config import KafkaConfig
+    from gazette_platform.kafka.registry import Schemas
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
@@ -348,6 +349,7 @@ class Gateway:
     faults: Faults
     nodes: Nodes
     topics: Topics
+    schemas: Schemas
     metrics: KafkaMetrics = field(default_factory=KafkaMetrics)
 
     async def partition(

@@ -37,12 +37,12 @@ from gazette_platform.kafka.sequences import (
 )
 from gazette_platform.kafka.topic_specs import MAX_BYTES
 from gazette_platform.kafka.topics import Form
-from gazette_platform.kafka.wire import Api
+from gazette_platform.kafka.wire import Api, Later
 from gazette_platform.message.uuid import Flags, clock_of, new_producer_id, uuid_text
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from gazette_platform.client.results import AppendResult
     from gazette_platform.kafka.gateway import Gateway
@@ -60,18 +60,6 @@ _MOST: Final = 12
 _WAIT_S_LEAST: Final = 1.0
 _WAIT_S_MOST: Final = 60.0
 _ACKS: Final = (-1, 0, 1)
-
-
-@final
-class _Later:
-    """An answer that is begun when it is awaited; nothing is left over if its connection is gone before."""
-
-    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self._begin = begin
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        """The answer."""
-        return self._begin().__await__()
 
 
 @final
@@ -113,7 +101,7 @@ class Produce:
                 except GazetteError as err:
                     parts.append((data.index, err))
             begun.append((topic.name, parts))
-        return _Later(partial(self._answer, call, begun))
+        return Later(partial(self._answer, call, begun))
 
     async def _begin(self, call: Call, topic: str, data: Any) -> Pending:
         """Raises: GazetteError: the records cannot be taken."""
@@ -144,9 +132,13 @@ class Produce:
         records = batch.records()
         if len(records) != batch.count:
             raise KafkaError(ErrorCode.invalid_record, "a batch does not have all of its records")
-        stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
         now_ms = int(self._gateway.clock.unix_s() * 1000)
-        lines = encode_batch(partition.form, records, stamp, now_ms)
+        codecs = None
+        if partition.form is Form.AVRO:
+            values = (record.value for record in records)
+            codecs = await self._gateway.schemas.of_values(values)
+        stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
+        lines = encode_batch(partition.form, records, stamp, now_ms, codecs)
         clocks = (stamp.clock, stamp.end(batch.count)) if batch.is_transactional else (0, 0)
         pending = Pending(lines, claim, clocks, find)
         lane.put(pending)

@@ -22,6 +22,7 @@ from gazette_platform.kafka.coordinator.txn_coordinator import TxnCoordinator
 from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import Gateway, KafkaMetrics, Nodes, Topics, cluster_id
 from gazette_platform.kafka.produce import Lanes, Produce
+from gazette_platform.kafka.registry_api import Registry
 from gazette_platform.kafka.tails import Offsets
 from gazette_platform.kafka.topic_calls import Admin, Metadata
 from gazette_platform.kafka.wire import (
@@ -36,6 +37,7 @@ from gazette_platform.kafka.wire import (
     versions_answer,
 )
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.network import HostGuard
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol.auth import Unauthenticated
 from gazette_platform.serving.sockets import BACKLOG, listen
@@ -65,6 +67,7 @@ class KafkaServer:
 
     Attributes:
         port: that is bound.
+        registry: of schemas.
         parts: that answer calls.
         metrics: what it counts.
 
@@ -75,6 +78,7 @@ class KafkaServer:
         brokers: how to reach the brokers.
         auth: verifies the tokens of clients.
         tls: of the port; None: it is plain.
+        guard: of requests for schemas that foreign pages make.
         broker: zone and suffix of the broker whose process this is; empty: none.
     """
 
@@ -90,6 +94,7 @@ class KafkaServer:
         tls: SSLContext | None,
         clock: Clock,
         faults: Faults,
+        guard: HostGuard,
         broker: str = "",
     ) -> None:
         self._config = config
@@ -99,6 +104,9 @@ class KafkaServer:
         self._lease = lease
         self._etcd = etcd
         self._etcd_prefix = etcd_prefix
+        self.registry = Registry(
+            config, etcd, etcd_prefix, auth=auth, tls=tls, guard=guard, tasks=self._tasks
+        )
         self._client = AsyncClient(brokers, clock=clock)
         self._auth = auth
         self._tls = tls
@@ -138,11 +146,13 @@ class KafkaServer:
             faults=self._faults,
             nodes=nodes,
             topics=Topics(self._client, self._clock),
+            schemas=self.registry.schemas,
             metrics=self.metrics,
         )
         self.parts = parts_of(gateway)
         self._apis = {api.key: api for part in self.parts for api in part.apis}
         self._apis[API_VERSIONS] = Api(API_VERSIONS, "api_versions", 0, 4, self._versions)
+        await self.registry.start(self._faults)
         host, port = config.address(self.port)
         await nodes.register(
             host=host, port=port, broker=self._broker, lease=self._lease.id, tasks=self._tasks
@@ -211,6 +221,7 @@ class KafkaServer:
                     await self._all_left.wait()
             for part in self.parts:
                 await part.stop()
+        await self.registry.stop()
         await self._tasks.close()
         await self._client.close()
 
@@ -337,6 +348,10 @@ class BrokerWithKafka:
             auth=broker.context.auth,
             clock=SystemClock(),
             faults=self.faults,
+            guard=HostGuard(
+                {*served.host_names, self._config.host, self._config.address(0)[0]},
+                served.allow_origin,
+            ),
             broker=broker.context.process_id.name,
             tls=None if served.server_cert_file is None else served.server_tls.server_context(),
         )

@@ -17,7 +17,13 @@ from gazette_platform.errors import EtcdTransactionFailed, GazetteError
 from gazette_platform.kafka.access import SEEN_BY
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.gateway import FRESH_S
-from gazette_platform.kafka.topic_specs import check_count, configs_of, template_of
+from gazette_platform.kafka.topic_specs import (
+    ALTERABLE,
+    altered_spec,
+    check_count,
+    configs_of,
+    template_of,
+)
 from gazette_platform.kafka.topics import PARTITION, is_topic_name
 from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol import JournalChange
@@ -208,6 +214,8 @@ class Metadata:
         }
 
 
+_SET: Final = 0
+_DELETE: Final = 1
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _FROM_TOPIC: Final = 1
@@ -229,6 +237,7 @@ class Admin:
         yield Api(20, "delete_topics", 1, 6, self._delete_topics)
         yield Api(32, "describe_configs", 1, 4, self._describe_configs)
         yield Api(37, "create_partitions", 0, 3, self._create_partitions)
+        yield Api(44, "incremental_alter_configs", 0, 1, self._alter_configs)
 
     async def start(self) -> None:
         """Nothing to begin."""
@@ -412,6 +421,54 @@ class Admin:
             ]
         )
 
+    async def _alter_configs(self, call: Call) -> Any:
+        answers = []
+        for wanted in call.request.resources:
+            code, text = await _outcome(
+                self._alter,
+                wanted,
+                access=call.peer.access,
+                only_check=call.request.validate_only,
+            )
+            answers.append(
+                call.new(
+                    "AlterConfigsResourceResponse",
+                    error_code=code,
+                    error_message=text,
+                    resource_type=wanted.resource_type,
+                    resource_name=wanted.resource_name,
+                )
+            )
+        return call.new("IncrementalAlterConfigsResponse", responses=tuple(answers))
+
+    async def _alter(self, wanted: Any, *, access: Access, only_check: bool) -> None:
+        """Raises: GazetteError: the configs of a topic are not changed."""
+        if wanted.resource_type != _TOPIC_RESOURCE:
+            raise KafkaError(
+                ErrorCode.invalid_request, "only configs of topics change (brokers have options)"
+            )
+        changes: dict[str, str | None] = {}
+        for each in wanted.configs:
+            if each.config_operation not in {_SET, _DELETE}:
+                raise KafkaError(
+                    ErrorCode.invalid_config,
+                    f"{each.name} is not a list, and is only set or deleted",
+                )
+            changes[each.name] = each.value if each.config_operation == _SET else None
+        name, topics = wanted.resource_name, self._gateway.topics
+        await topics.current(age_s=0.0)
+        topic = await self._gateway.topic(access, Capability.APPLY, name)
+        parts = [each.listing for each in topic.partitions.values()]
+        specs = [altered_spec(each.spec, self._gateway.config, changes) for each in parts]
+        access.check_specs(name, specs)
+        for spec in specs:
+            spec.validate()
+        if not only_check:
+            pairs = zip(specs, parts, strict=True)
+            await self._apply(
+                [JournalChange(spec, revision=each.mod_revision) for spec, each in pairs]
+            )
+
     async def _describe_configs(self, call: Call) -> Any:
         results = []
         for wanted in call.request.resources:
@@ -439,7 +496,8 @@ class Admin:
                             "DescribeConfigsResourceResult",
                             name=name,
                             value=value,
-                            read_only=True,
+                            read_only=wanted.resource_type != _TOPIC_RESOURCE
+                            or name not in ALTERABLE,
                             config_source=_FROM_TOPIC
                             if wanted.resource_type == _TOPIC_RESOURCE
                             else _FROM_DEFAULT,

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from gazette_platform.kafka.config import KafkaConfig
     from gazette_platform.kafka.topics import Topic
 
+ALTERABLE: Final = frozenset(
+    ("retention.ms", "segment.bytes", "compression.type", "max.message.bytes", "cleanup.policy")
+)
+"""Configs of a topic that exists, which clients may change."""
 MAX_BYTES: Final = "kafka.max-message-bytes"
 
 _MS_NS: Final = 1_000_000
@@ -118,7 +122,9 @@ def template_of(
             template = _configured(template, name, value)
     if form_of(template.labels) is None:
         raise _bad(
-            FORM, template.labels.value_of(FORM), "json or envelope; kafka.meta=none is for json"
+            FORM,
+            template.labels.value_of(FORM),
+            "json, avro or envelope; kafka.meta=none is for json",
         )
     return template
 
@@ -144,6 +150,36 @@ def _configured(template: Template, name: str, value: str) -> Template:
         case _:
             return replace(template, ignored=(*template.ignored, name))
     return replace(template, fragment=fragment, labels=labels)
+
+
+def altered_spec(
+    spec: JournalSpec, config: KafkaConfig, changes: Mapping[str, str | None]
+) -> JournalSpec:
+    """The spec of a partition once configs of its topic have changed.
+
+    Args:
+        changes: new values; None: the default.
+
+    Raises: KafkaError: a config has a value that cannot be, or none that could change.
+    """
+    defaults = {
+        "retention.ms": "-1",
+        "segment.bytes": str(config.fragment_length),
+        "compression.type": "zstd",
+        "cleanup.policy": "delete",
+    }
+    template = Template(spec.labels, spec.fragment, spec.replication)
+    for name, value in changes.items():
+        if name not in ALTERABLE:
+            raise KafkaError(
+                ErrorCode.invalid_config,
+                f"{name} of a topic cannot be changed here; {', '.join(sorted(ALTERABLE))} can",
+            )
+        if value is None and name == "max.message.bytes":
+            template = replace(template, labels=template.labels.without(MAX_BYTES))
+        else:
+            template = _configured(template, name, defaults[name] if value is None else value)
+    return replace(spec, labels=template.labels, fragment=template.fragment)
 
 
 def _codec(name: str, value: str, default: CompressionCodec) -> CompressionCodec:

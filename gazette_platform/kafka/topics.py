@@ -44,6 +44,8 @@ class Form(Enum):
     """The value is a JSON object; ``_meta`` with key, headers and timestamp is added to it."""
     PLAIN = "plain"
     """As `JSON`, and nothing is added (``kafka.meta=none``)."""
+    AVRO = "avro"
+    """As `JSON`, of values in Confluent's wire format: the object is the record, and ``_meta`` has the id of its schema."""
     ENVELOPE = "envelope"
     """A JSON object that has key, headers and value, which may be any bytes."""
 
@@ -107,7 +109,7 @@ def form_of(labels: LabelSet) -> Form | None:
     text, meta = labels.value_of(FORM) or Form.JSON.value, labels.value_of(META)
     if text == Form.JSON.value and meta == "none":
         return Form.PLAIN
-    known = {form.value: form for form in (Form.JSON, Form.ENVELOPE)}
+    known = {form.value: form for form in (Form.JSON, Form.AVRO, Form.ENVELOPE)}
     return None if meta else known.get(text)
 
 

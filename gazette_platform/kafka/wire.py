@@ -29,7 +29,7 @@ from gazette_platform.kafka.access import Access
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
     from types import ModuleType
 
     from gazette_platform.kafka.access import Quota
@@ -92,6 +92,18 @@ class Part(Protocol):
     async def stop(self) -> None:
         """End: no call comes any more."""
         ...
+
+
+@final
+class Later:
+    """An answer that is begun when it is awaited; nothing is left over if its connection is gone before."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._begin = begin
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """The answer."""
+        return self._begin().__await__()
 
 
 @final
@@ -262,7 +274,7 @@ LOGIN: Final = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
 """Requests that are served before a client has logged in."""
 
 DECIDED: Final = LOGIN | frozenset(
-    (*range(4), *range(8, 17), 19, 20, *range(22, 27), 28, 32, 37, 42, 47, 60, 65, 66)
+    (*range(4), *range(8, 17), 19, 20, *range(22, 27), 28, 32, 37, 42, 44, 47, 60, 65, 66)
 )
 """Requests whose handlers ask `Access` what the client may do. No other is served while there are keys."""
 

@@ -355,7 +355,7 @@ def add_topic(
     topic: Annotated[str, typer.Option("--topic", help="Name of the topic.", show_default=False)],
     selector: SelectorOrNames = None,
     form: Annotated[
-        Literal["json", "plain", "envelope"],
+        Literal["json", "plain", "avro", "envelope"],
         typer.Option("--form", help="How records that clients produce become lines."),
     ] = "json",
     dry_run: Annotated[
@@ -366,7 +366,7 @@ def add_topic(
 
     Partitions are numbered in the order of names. More journals may be added later: they get the next numbers, and no
     number ever changes. Lines that journals have already are records whose value is the line. Of new records, plain
-    keeps the value alone, json and envelope also key, headers and time.
+    keeps the value alone, the others also key, headers and time.
 
     **Examples**
 

@@ -32,11 +32,11 @@ from gazette_platform.kafka.coordinator.group_types import (
 )
 from gazette_platform.kafka.coordinator.groups import Group
 from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.wire import Api
+from gazette_platform.kafka.wire import Api, Later
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Iterable
 
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.wire import Call
@@ -49,20 +49,6 @@ _IDLE_S: Final = 60.0
 _SWEEP_S: Final = 3600.0
 _KEPT_MS: Final = 7 * 24 * 3600 * 1000
 """How long offsets of a group without members are kept, as Kafka keeps them."""
-
-
-@final
-class Later:
-    """An answer that waits for a future; nothing is left over if its connection is gone before."""
-
-    def __init__(self, future: asyncio.Future[Any], build: Callable[[Any], Any]) -> None:
-        self._future = future
-        self._build = build
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        """The answer."""
-        found = yield from asyncio.shield(self._future).__await__()
-        return self._build(found)
 
 
 @final
@@ -347,7 +333,7 @@ class GroupCoordinator:
                 await self._groups.settle(live)
         except GazetteError as err:
             return _joined(call, Joined(code_of(err), request.member_id))
-        return Later(future, lambda answer: _joined(call, answer))
+        return Later(lambda: _joined_when(call, future))
 
     async def _sync(self, call: Call) -> Any:
         request = call.request
@@ -369,7 +355,7 @@ class GroupCoordinator:
                 await self._groups.settle(live)
         except GazetteError as err:
             return _synced(call, Synced(code_of(err)))
-        return Later(future, lambda answer: _synced(call, answer))
+        return Later(lambda: _synced_when(call, future))
 
     async def _heartbeat(self, call: Call) -> Any:
         request = call.request
@@ -523,6 +509,10 @@ def _members(call: Call, live: LiveGroup) -> tuple[Any, ...]:
     )
 
 
+async def _joined_when(call: Call, future: asyncio.Future[Any]) -> Any:
+    return _joined(call, await asyncio.shield(future))
+
+
 def _joined(call: Call, answer: Joined) -> Any:
     protocol = answer.protocol
     if protocol is None and call.version < 7:
@@ -547,6 +537,10 @@ def _joined(call: Call, answer: Joined) -> Any:
         member_id=answer.member_id,
         members=members,
     )
+
+
+async def _synced_when(call: Call, future: asyncio.Future[Any]) -> Any:
+    return _synced(call, await asyncio.shield(future))
 
 
 def _synced(call: Call, answer: Synced) -> Any:
