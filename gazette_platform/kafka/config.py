@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import validate_journal_name, validate_store_url
@@ -30,6 +31,12 @@ class KafkaConfig:
 
     prefix: str = "topic/"
     """What the names of journals of topics begin with that clients create."""
+
+    registry: str = ""
+    """URL of the registry of schemas, if it is not the gateways' own."""
+
+    registry_port: int | None = None
+    """TCP port of the REST API of the gateways' own registry; 0: any free one; None: there is none."""
 
     auto_create: bool = False
     """Whether a topic that a client produces to is made if it does not exist."""
@@ -66,8 +73,17 @@ class KafkaConfig:
 
     def __post_init__(self) -> None:
         """Raises: ValidationError: a value is out of range."""
-        if self.port is not None:
-            expect_setting(0 <= self.port <= _PORT_MAX, "kafka.port", "0 to 65535", self.port)
+        for number, flag in ((self.port, "port"), (self.registry_port, "registry-port")):
+            if number is not None:
+                expect_setting(0 <= number <= _PORT_MAX, f"kafka.{flag}", "0 to 65535", number)
+        if self.registry:
+            check_setting("kafka.registry", _check_registry, self.registry)
+            expect_setting(
+                self.registry_port is None,
+                "kafka.registry-port",
+                "none beside --kafka.registry",
+                self.registry_port,
+            )
         check_setting("kafka.prefix", validate_journal_name, self.prefix.removesuffix("/"))
         expect_setting(self.prefix.endswith("/"), "kafka.prefix", "a / at the end", self.prefix)
         if self.store:
@@ -107,3 +123,9 @@ class KafkaConfig:
         if colon:
             return host, int(port)
         return self.advertise or self.host, bound
+
+
+def _check_registry(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValidationError(f"expected http://HOST:PORT or https://HOST, got {parts.scheme}:")

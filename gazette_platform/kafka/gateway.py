@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient
     from gazette_platform.etcd import EtcdClient, KeyValue, Lease
+    from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.config import KafkaConfig
-    from gazette_platform.kafka.wire import Access, Peer
+    from gazette_platform.kafka.registry import Schemas
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
@@ -162,6 +163,10 @@ class Nodes:
             if node.broker == broker:
                 return node
         return None
+
+    def coordinator(self, kind: str, name: str) -> Node:
+        """The gateway that coordinates a ``group`` or a ``transaction``."""
+        return self.keeper(f"{kind}/{name}")
 
     def keeper(self, key: str) -> Node:
         """The gateway that all agree on for a key, such as a group's id: by rendezvous hash."""
@@ -344,10 +349,11 @@ class Gateway:
     faults: Faults
     nodes: Nodes
     topics: Topics
+    schemas: Schemas
     metrics: KafkaMetrics = field(default_factory=KafkaMetrics)
 
     async def partition(
-        self, peer: Peer, capability: Capability, name: str, number: int
+        self, access: Access, capability: Capability, name: str, number: int
     ) -> Partition:
         """A partition that a client may do something with.
 
@@ -356,9 +362,9 @@ class Gateway:
         try:
             found = self.topics.known(name, number) or await self.topics.partition(name, number)
         except KafkaError:
-            peer.access.check_new(capability, name, self.config.prefix)
+            access.check_new(capability, name, self.config.prefix)
             raise
-        peer.access.check(capability, found)
+        access.check(capability, found)
         return found
 
     async def topic(self, access: Access, capability: Capability, name: str) -> Topic:

@@ -35,20 +35,22 @@ from gazette_platform.kafka.sequences import (
     out_of_order,
     txn_producer,
 )
-from gazette_platform.kafka.topics import MAX_BYTES, Form
-from gazette_platform.kafka.wire import Api
+from gazette_platform.kafka.topic_specs import MAX_BYTES
+from gazette_platform.kafka.topics import Form
+from gazette_platform.kafka.wire import Api, Later
 from gazette_platform.message.uuid import Flags, clock_of, new_producer_id, uuid_text
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from gazette_platform.client.results import AppendResult
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.sequences import Edit
     from gazette_platform.kafka.topics import Partition
-    from gazette_platform.kafka.txn_store import TxnStore
     from gazette_platform.kafka.wire import Call
+
+    OpenNumber = Callable[[str | None, tuple[int, int], str], Awaitable[int]]
 
 _log = logging.getLogger(__name__)
 
@@ -61,29 +63,17 @@ _ACKS: Final = (-1, 0, 1)
 
 
 @final
-class _Later:
-    """An answer that is begun when it is awaited; nothing is left over if its connection is gone before."""
-
-    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self._begin = begin
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        """The answer."""
-        return self._begin().__await__()
-
-
-@final
 class Produce:
     """Answers Produce.
 
     Args:
-        transactions: that batches must belong to.
+        open_number: gives the number of the open transaction that a batch belongs to, as `TxnStore.open_number`.
     """
 
-    def __init__(self, gateway: Gateway, lanes: Lanes, transactions: TxnStore) -> None:
+    def __init__(self, gateway: Gateway, lanes: Lanes, open_number: OpenNumber) -> None:
         self._gateway = gateway
         self._lanes = lanes
-        self._transactions = transactions
+        self._open_number = open_number
 
     @property
     def apis(self) -> Iterable[Api]:
@@ -111,11 +101,13 @@ class Produce:
                 except GazetteError as err:
                     parts.append((data.index, err))
             begun.append((topic.name, parts))
-        return _Later(partial(self._answer, call, begun))
+        return Later(partial(self._answer, call, begun))
 
     async def _begin(self, call: Call, topic: str, data: Any) -> Pending:
         """Raises: GazetteError: the records cannot be taken."""
-        partition = await self._gateway.partition(call.peer, Capability.APPEND, topic, data.index)
+        partition = await self._gateway.partition(
+            call.peer.access, Capability.APPEND, topic, data.index
+        )
         if not data.records:
             raise KafkaError(ErrorCode.invalid_record, "a request holds no batch for a partition")
         batch = read_batch(data.records, limit=self._limit(partition))
@@ -132,7 +124,7 @@ class Produce:
             producer, flags = txn_producer(batch.producer_id, batch.epoch), Flags.CONTINUE_TXN
             await lane.ready()
             find = partial(
-                self._transactions.open_number,
+                self._open_number,
                 call.request.transactional_id,
                 (batch.producer_id, batch.epoch),
                 partition.journal,
@@ -140,9 +132,13 @@ class Produce:
         records = batch.records()
         if len(records) != batch.count:
             raise KafkaError(ErrorCode.invalid_record, "a batch does not have all of its records")
-        stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
         now_ms = int(self._gateway.clock.unix_s() * 1000)
-        lines = encode_batch(partition.form, records, stamp, now_ms)
+        codecs = None
+        if partition.form is Form.AVRO:
+            values = (record.value for record in records)
+            codecs = await self._gateway.schemas.of_values(values)
+        stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
+        lines = encode_batch(partition.form, records, stamp, now_ms, codecs)
         clocks = (stamp.clock, stamp.end(batch.count)) if batch.is_transactional else (0, 0)
         pending = Pending(lines, claim, clocks, find)
         lane.put(pending)

@@ -6,6 +6,7 @@ A line of the form `json` is the record's value with one more member at its begi
 
 `key64` takes the place of `key` if the key is not UTF-8, and a header ``["a","YQ==",64]`` has bytes. Every ``}`` inside is written
 as ``\u007d``, so the first one ends ``_meta``. A line of the form `envelope` has key, headers and value beside ``_meta``.
+A line of the form `avro` is one of `json` that has ``"schema":7`` behind ``ts``: the value's JSON, and the id of its schema.
 A line that did not come by Kafka is a record whose value is the line.
 
 The offset of a record is that of its last byte, which is its newline.
@@ -13,6 +14,7 @@ The offset of a record is that of its last byte, which is its newline.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -21,6 +23,7 @@ import msgspec
 import orjson
 
 from gazette_platform.errors import DataError
+from gazette_platform.kafka.avro_json import AvroCodec, schema_id_of
 from gazette_platform.kafka.failures import BadRecord, Refused
 from gazette_platform.kafka.topics import Form
 from gazette_platform.message.uuid import Flags, parse_uuid, unix_ns_of
@@ -37,16 +40,22 @@ _TS_AT: Final = _UUID_AT + 36
 _META_AT: Final = _TS_AT + len(_TS)
 # The low byte of the flags, in the fourth group of the UUID.
 _FLAGS_AT: Final = _UUID_AT + 21
-_META_NAMES: Final = frozenset(("ts", "key", "key64", "headers", "tombstone"))
+_META_NAMES: Final = frozenset(("ts", "schema", "key", "key64", "headers", "tombstone"))
 _ENVELOPE_NAMES: Final = frozenset(("_meta", "key", "key64", "headers", "value", "value64"))
 _TS_DIGITS_MAX: Final = 18
 _TS_END: Final = 1 << 63
 _BASE64: Final = 64
 _COMMA: Final = ord(",")
 _FOREIGN: Final = re.compile(rb'"_meta"\s*:\s*\{\s*"uuid"\s*:\s*"([0-9a-fA-F-]{36})"')
+_SCHEMA: Final = re.compile(rb'\d{1,18},"schema":(\d{1,10})')
+_SCHEMAS: Final = re.compile(
+    rb'^\{"_meta":\{"uuid":"[^"]{36}","ts":\d{1,18},"schema":(\d{1,10})', re.MULTILINE
+)
 _KEYED: Final = re.compile(rb'(\d{1,18})(?:,"key":"([^"\\}]*)")?\},?')
 _MARK: Final = re.compile(rb'"uuid"\s*:\s*"[0-9a-fA-F-]{21}0[12]-')
 _TXN_FLAGS: Final = (b"01", b"02")
+# Of the JSON of a batch of the form `avro`.
+_AVRO_BYTES_MAX: Final = 64 << 20
 # A value that is larger is not copied to cut off its first byte.
 _VIEW_BYTES: Final = 16 << 10
 # Of lines that are long on average.
@@ -98,16 +107,26 @@ _UNSET: Final = msgspec.UNSET
 _CURE: Final = "give the topic the form envelope to hold any bytes"
 
 
-def encode_batch(form: Form, records: Sequence[Any], stamp: Stamp, now_ms: int) -> Lines:
+def encode_batch(
+    form: Form,
+    records: Sequence[Any],
+    stamp: Stamp,
+    now_ms: int,
+    codecs: Mapping[int, AvroCodec | str] | None = None,
+) -> Lines:
     """The lines of a batch.
 
     Args:
         records: with ``value``, ``key``, ``headers`` and ``timestamp``.
         now_ms: of records without a timestamp.
+        codecs: of the form `avro`, by id; or why there is none.
 
     Raises: Refused: records do not fit the form.
     """
     count = len(records)
+    if form is Form.AVRO:
+        content = b"".join(_encode_avro(records, stamp_texts(stamp, count), now_ms, codecs or {}))
+        return Lines(content, content.index(b"\n") + 1)
     try:
         pieces = _ENCODERS[form](records, stamp_texts(stamp, count), now_ms)
     except (_Unfit, msgspec.MsgspecError, RecursionError):
@@ -227,6 +246,58 @@ def _header(name: str, value: bytes | None) -> list[Any]:
         return [name, b64encode(value).decode(), _BASE64]
 
 
+def _encode_avro(
+    records: Sequence[Any],
+    stamps: Sequence[bytes],
+    now_ms: int,
+    codecs: Mapping[int, AvroCodec | str],
+) -> list[bytes]:
+    """Raises: Refused: records do not fit."""
+    pieces: list[bytes] = []
+    bad: list[BadRecord] = []
+    size = 0
+    for number, (record, begin) in enumerate(zip(records, stamps, strict=False)):
+        ts, meta = record.timestamp, _meta(record.key, record.headers)
+        ts_text = b'","ts":%d' % (ts if ts >= 0 else now_ms)
+        if record.value is None:
+            pieces += (begin, ts_text, meta, b',"tombstone":true}}\n')
+            continue
+        try:
+            schema_id, text = _avro_text(record.value, codecs)
+        except DataError as err:
+            bad.append(BadRecord(number, str(err)))
+            continue
+        size += len(text)
+        if size > _AVRO_BYTES_MAX:
+            raise Refused(
+                [BadRecord(number, f"the batch has more than {_AVRO_BYTES_MAX} bytes as JSON")]
+            )
+        pieces += (begin, ts_text, b',"schema":%d' % schema_id, meta, b"},", text[1:], b"\n")
+    if bad:
+        raise Refused(bad)
+    return pieces
+
+
+def _avro_text(value: bytes, codecs: Mapping[int, AvroCodec | str]) -> tuple[int, bytes]:
+    """The id of a value's schema, and its JSON. Raises: DataError: there is none."""
+    schema_id = schema_id_of(value)
+    if schema_id is None:
+        raise DataError(
+            f"the value does not begin with 0 and the id of a schema (use an Avro serializer, or {_CURE})"
+        )
+    codec = codecs.get(schema_id, f"the registry has no schema {schema_id}")
+    if isinstance(codec, str):
+        raise DataError(codec)
+    return schema_id, codec.to_json(value)
+
+
+def schema_ids_of(block: bytes) -> set[int]:
+    """The ids of schemas that lines of the form `avro` name; 0: some name none."""
+    found = _SCHEMAS.findall(block)
+    ids = {int(each) for each in found}
+    return ids | {0} if len(found) < block.count(b"\n") else ids
+
+
 def _encode_plain(
     records: Sequence[Any], _stamps: Sequence[bytes], _now_ms: int
 ) -> list[bytes | memoryview]:
@@ -302,6 +373,7 @@ def decode_lines(
     verdicts: Verdicts | None = None,
     base: int = 0,
     else_ms: int = 0,
+    codecs: Mapping[int, AvroCodec | str] | None = None,
 ) -> Decoded:
     """Give the records of lines to a builder.
 
@@ -311,6 +383,7 @@ def decode_lines(
         verdicts: for consumers that read committed records only; None: all records count.
         base: offset of the block.
         else_ms: timestamp of records that have none.
+        codecs: of the form `avro`, by id; that of 0 is for lines that name no schema.
     """
     count, at = 0, 0
     # What lines without keys of one time have in common, from the flags to where the value goes on.
@@ -328,13 +401,13 @@ def decode_lines(
             found = _KEYED.match(block, at + _META_AT, end) if is_json and is_plain else None
             if found is None:
                 line = block[at:end]
-                is_bare = not is_plain and b'"_meta"' not in line
+                is_bare = not is_plain and codecs is None and b'"_meta"' not in line
                 is_shown = is_plain or is_bare or _is_line_shown(line, verdicts, base + end)
                 if is_shown is None:
                     break
                 if is_shown:
                     bare = else_ms, None, line, none
-                    add(end, *(bare if is_bare else _decode_line(form, line, else_ms)))
+                    add(end, *(bare if is_bare else _decode_line(form, line, else_ms, codecs)))
                     count += 1
                 at = end + 1
                 continue
@@ -356,8 +429,12 @@ def _opened(members: memoryview) -> bytes:
 _Record = tuple[int, bytes | None, bytes | None, "Headers"]
 
 
-def _decode_line(form: Form, line: bytes, else_ms: int) -> _Record:
+def _decode_line(
+    form: Form, line: bytes, else_ms: int, codecs: Mapping[int, AvroCodec | str] | None
+) -> _Record:
     """Timestamp, key, value and headers of any line."""
+    if form is Form.AVRO:
+        return _of_avro(line, else_ms, codecs or {})
     if line[:_UUID_AT] == _BEGIN and line[_TS_AT:_META_AT] == _TS:
         found = None
         if form is Form.JSON:
@@ -446,6 +523,23 @@ def _with_meta(tail: bytes, line: bytes, end: int) -> _Record | None:
         return ts, _bytes_of(meta, "key"), shown, _headers_of(meta)
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def _of_avro(line: bytes, else_ms: int, codecs: Mapping[int, AvroCodec | str]) -> _Record:
+    """The record of a line as Avro; its JSON, if it does not fit the schema."""
+    found, schema_id = None, 0
+    if line[:_UUID_AT] == _BEGIN and line[_TS_AT:_META_AT] == _TS:
+        end = line.find(b"}", _META_AT)
+        tail = line[_META_AT:end]
+        named = _SCHEMA.match(tail)
+        schema_id = int(named[1]) if named else 0
+        found = _with_meta(tail, line, end) if end > 0 else None
+    ts, key, value, headers = found or _foreign(line, else_ms)
+    codec = codecs.get(schema_id)
+    if value is not None and isinstance(codec, AvroCodec):
+        with contextlib.suppress(DataError):
+            value = codec.to_avro(value)
+    return ts, key, value, headers
 
 
 def _of_envelope(line: bytes) -> _Record | None:

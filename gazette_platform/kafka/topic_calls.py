@@ -1,4 +1,4 @@
-"""Metadata, DescribeCluster, and the calls that make, change and delete topics as journals.
+"""Metadata, DescribeCluster, FindCoordinator, and the calls that make, change and delete topics as journals.
 
 Any gateway serves any partition. As leader, clients see the gateway in the process of the journal's primary
 broker, which saves a hop; without one, gateways share the partitions by a hash.
@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, final
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import EtcdTransactionFailed, GazetteError
+from gazette_platform.kafka.access import SEEN_BY
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.gateway import FRESH_S
-from gazette_platform.kafka.topics import (
-    PARTITION,
+from gazette_platform.kafka.topic_specs import (
+    ALTERABLE,
+    altered_spec,
     check_count,
     configs_of,
-    is_topic_name,
     template_of,
 )
-from gazette_platform.kafka.wire import SEEN_BY, Api
+from gazette_platform.kafka.topics import PARTITION, is_topic_name
+from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol import JournalChange
 from gazette_platform.protocol.auth import Capability
 
@@ -31,19 +33,24 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
     from uuid import UUID
 
+    from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.topics import Partition, Topic
-    from gazette_platform.kafka.wire import Access, Call
+    from gazette_platform.kafka.wire import Call
     from gazette_platform.protocol import JournalSpec
 
     CreateTopic = Callable[[str, Access], Awaitable[Topic]]
 
 _log = logging.getLogger(__name__)
 
+_GROUP: Final = 0
+_COORDINATED: Final = {_GROUP: "group", 1: "transaction"}
+"""Kinds of names that have a coordinator."""
+
 
 @final
 class Metadata:
-    """Answers Metadata and DescribeCluster.
+    """Answers Metadata, DescribeCluster and FindCoordinator.
 
     Args:
         create: makes a topic that a client names and that does not exist.
@@ -57,6 +64,7 @@ class Metadata:
     def apis(self) -> Iterable[Api]:
         """The calls that it answers."""
         yield Api(3, "metadata", 0, 12, self._metadata)
+        yield Api(10, "find_coordinator", 0, 5, self._find)
         yield Api(60, "describe_cluster", 0, 1, self._describe_cluster)
 
     async def start(self) -> None:
@@ -174,7 +182,40 @@ class Metadata:
             brokers=self._brokers(call, "DescribeClusterBroker", "broker_id"),
         )
 
+    async def _find(self, call: Call) -> Any:
+        kind = call.get("key_type", _GROUP)
+        keys = call.get("coordinator_keys")
+        one = keys is None
+        found = [self._coordinator(kind, key) for key in ((call.request.key,) if one else keys)]
+        if one:
+            return call.new("FindCoordinatorResponse", **found[0])
+        coordinators = tuple(call.new("Coordinator", **fields) for fields in found)
+        return call.new("FindCoordinatorResponse", coordinators=coordinators)
 
+    def _coordinator(self, kind: int, key: str) -> dict[str, Any]:
+        if kind not in _COORDINATED or not key:
+            text = f"a name of kind {kind} has no coordinator"
+            return {
+                "key": key,
+                "node_id": -1,
+                "host": "",
+                "port": -1,
+                "error_code": ErrorCode.invalid_request,
+                "error_message": text,
+            }
+        node = self._gateway.nodes.coordinator(_COORDINATED[kind], key)
+        return {
+            "key": key,
+            "node_id": node.id,
+            "host": node.host,
+            "port": node.port,
+            "error_code": ErrorCode.none,
+            "error_message": None,
+        }
+
+
+_SET: Final = 0
+_DELETE: Final = 1
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _FROM_TOPIC: Final = 1
@@ -196,6 +237,7 @@ class Admin:
         yield Api(20, "delete_topics", 1, 6, self._delete_topics)
         yield Api(32, "describe_configs", 1, 4, self._describe_configs)
         yield Api(37, "create_partitions", 0, 3, self._create_partitions)
+        yield Api(44, "incremental_alter_configs", 0, 1, self._alter_configs)
 
     async def start(self) -> None:
         """Nothing to begin."""
@@ -379,6 +421,54 @@ class Admin:
             ]
         )
 
+    async def _alter_configs(self, call: Call) -> Any:
+        answers = []
+        for wanted in call.request.resources:
+            code, text = await _outcome(
+                self._alter,
+                wanted,
+                access=call.peer.access,
+                only_check=call.request.validate_only,
+            )
+            answers.append(
+                call.new(
+                    "AlterConfigsResourceResponse",
+                    error_code=code,
+                    error_message=text,
+                    resource_type=wanted.resource_type,
+                    resource_name=wanted.resource_name,
+                )
+            )
+        return call.new("IncrementalAlterConfigsResponse", responses=tuple(answers))
+
+    async def _alter(self, wanted: Any, *, access: Access, only_check: bool) -> None:
+        """Raises: GazetteError: the configs of a topic are not changed."""
+        if wanted.resource_type != _TOPIC_RESOURCE:
+            raise KafkaError(
+                ErrorCode.invalid_request, "only configs of topics change (brokers have options)"
+            )
+        changes: dict[str, str | None] = {}
+        for each in wanted.configs:
+            if each.config_operation not in {_SET, _DELETE}:
+                raise KafkaError(
+                    ErrorCode.invalid_config,
+                    f"{each.name} is not a list, and is only set or deleted",
+                )
+            changes[each.name] = each.value if each.config_operation == _SET else None
+        name, topics = wanted.resource_name, self._gateway.topics
+        await topics.current(age_s=0.0)
+        topic = await self._gateway.topic(access, Capability.APPLY, name)
+        parts = [each.listing for each in topic.partitions.values()]
+        specs = [altered_spec(each.spec, self._gateway.config, changes) for each in parts]
+        access.check_specs(name, specs)
+        for spec in specs:
+            spec.validate()
+        if not only_check:
+            pairs = zip(specs, parts, strict=True)
+            await self._apply(
+                [JournalChange(spec, revision=each.mod_revision) for spec, each in pairs]
+            )
+
     async def _describe_configs(self, call: Call) -> Any:
         results = []
         for wanted in call.request.resources:
@@ -406,7 +496,8 @@ class Admin:
                             "DescribeConfigsResourceResult",
                             name=name,
                             value=value,
-                            read_only=True,
+                            read_only=wanted.resource_type != _TOPIC_RESOURCE
+                            or name not in ALTERABLE,
                             config_source=_FROM_TOPIC
                             if wanted.resource_type == _TOPIC_RESOURCE
                             else _FROM_DEFAULT,

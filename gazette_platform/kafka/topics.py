@@ -1,4 +1,4 @@
-"""Topics: which journals are their partitions, and what their configs mean for the specs of these. Pure.
+"""Topics: which journals are their partitions. Pure; needs no extra.
 
 A journal is a partition by its labels alone:
 
@@ -8,19 +8,6 @@ A journal is a partition by its labels alone:
 | `kafka.partition` | the number of the partition |
 | `kafka.form` | the form of records, one of `Form`; default `json` |
 | `kafka.meta` | ``none``: records of the form `json` are written as they are |
-
-Clients set configs:
-
-| config | is |
-|---|---|
-| `retention.ms` | the retention of fragments; -1: for ever |
-| `compression.type` | the codec of fragments: none, gzip, snappy or zstd; ``producer`` leaves the default |
-| `segment.bytes` | the length of fragments |
-| `max.message.bytes` | a label; larger batches are refused |
-| `kafka.form`, `kafka.meta` | the labels of these names |
-| `cleanup.policy` | ``delete`` only: a journal is not compacted |
-
-Other configs are accepted, have no effect, and are named in the log.
 """
 
 from __future__ import annotations
@@ -32,18 +19,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from kio.schema.errors import ErrorCode
-
 from gazette_platform.errors import ValidationError
-from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from gazette_platform.client.results import JournalListing
-    from gazette_platform.kafka.config import KafkaConfig
-
+    from gazette_platform.protocol import JournalSpec, LabelSet
 
 TOPIC: Final = "kafka.topic"
 PARTITION: Final = "kafka.partition"
@@ -62,6 +44,8 @@ class Form(Enum):
     """The value is a JSON object; ``_meta`` with key, headers and timestamp is added to it."""
     PLAIN = "plain"
     """As `JSON`, and nothing is added (``kafka.meta=none``)."""
+    AVRO = "avro"
+    """As `JSON`, of values in Confluent's wire format: the object is the record, and ``_meta`` has the id of its schema."""
     ENVELOPE = "envelope"
     """A JSON object that has key, headers and value, which may be any bytes."""
 
@@ -125,7 +109,7 @@ def form_of(labels: LabelSet) -> Form | None:
     text, meta = labels.value_of(FORM) or Form.JSON.value, labels.value_of(META)
     if text == Form.JSON.value and meta == "none":
         return Form.PLAIN
-    known = {form.value: form for form in (Form.JSON, Form.ENVELOPE)}
+    known = {form.value: form for form in (Form.JSON, Form.AVRO, Form.ENVELOPE)}
     return None if meta else known.get(text)
 
 
@@ -206,165 +190,4 @@ def made_partitions(
         spec = replace(each.spec, labels=added)
         spec.validate()
         found.append((each, spec))
-    return found
-
-
-MAX_BYTES: Final = "kafka.max-message-bytes"
-
-_MS_NS: Final = 1_000_000
-_LENGTH_MIN: Final = 1 << 20
-_REFRESH_NS: Final = 60 * 1_000_000_000
-_POSTFIX: Final = 'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
-_CODECS: Final = {
-    "uncompressed": CompressionCodec.NONE,
-    "none": CompressionCodec.NONE,
-    "gzip": CompressionCodec.GZIP,
-    "snappy": CompressionCodec.SNAPPY,
-    "zstd": CompressionCodec.ZSTANDARD,
-}
-_NAMES: Final = {codec: name for name, codec in _CODECS.items()}
-_CONTENT_TYPE: Final = "application/x-ndjson"
-_REPLICATION_MAX: Final = 9
-_NEW_PARTITIONS_MAX: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """What the journals of a topic have in common."""
-
-    labels: LabelSet
-    fragment: FragmentSpec
-    replication: int
-    ignored: tuple[str, ...] = ()
-    """Configs without effect."""
-
-    def spec(self, topic: str, number: int, prefix: str) -> JournalSpec:
-        """The spec of a partition."""
-        labels = self.labels.with_value(TOPIC, topic).with_value(PARTITION, str(number))
-        name = f"{prefix}{topic}/part={number:03}"
-        spec = JournalSpec(name, self.replication, labels, self.fragment)
-        spec.validate()
-        return spec
-
-
-def check_count(count: int) -> int:
-    """Raises: KafkaError: it is not a possible number of partitions."""
-    if not 0 < count <= _NEW_PARTITIONS_MAX:
-        raise KafkaError(
-            ErrorCode.invalid_partitions,
-            f"expected 1 to {_NEW_PARTITIONS_MAX} partitions, got {count}",
-        )
-    return count
-
-
-def template_of(
-    config: KafkaConfig,
-    stores: tuple[str, ...],
-    replication: int,
-    configs: Mapping[str, str | None],
-) -> Template:
-    """The template of a new topic.
-
-    Args:
-        stores: of its journals.
-        replication: -1: as `config` has it.
-
-    Raises: KafkaError: a config has a value that cannot be.
-    """
-    if not stores:
-        raise KafkaError(
-            ErrorCode.policy_violation,
-            "it is not known where to store topics (start the gateway with --kafka.store)",
-        )
-    if replication == -1:
-        replication = config.replication
-    if not 0 < replication <= _REPLICATION_MAX:
-        raise KafkaError(
-            ErrorCode.invalid_replication_factor,
-            f"expected 1 to {_REPLICATION_MAX} replicas, got {replication}",
-        )
-    template = Template(
-        LabelSet.of({"content-type": _CONTENT_TYPE}),
-        FragmentSpec(
-            length=config.fragment_length,
-            codec=CompressionCodec.ZSTANDARD,
-            stores=stores,
-            refresh_interval_ns=_REFRESH_NS,
-            path_postfix_template=_POSTFIX,
-        ),
-        replication,
-    )
-    for name, value in configs.items():
-        if value is not None:
-            template = _configured(template, name, value)
-    if form_of(template.labels) is None:
-        raise _bad(
-            FORM, template.labels.value_of(FORM), "json or envelope; kafka.meta=none is for json"
-        )
-    return template
-
-
-def _configured(template: Template, name: str, value: str) -> Template:
-    fragment, labels = template.fragment, template.labels
-    match name:
-        case "retention.ms":
-            fragment = replace(fragment, retention_ns=max(0, _number(name, value, -1) * _MS_NS))
-        case "segment.bytes":
-            fragment = replace(fragment, length=max(_LENGTH_MIN, _number(name, value, 1)))
-        case "compression.type":
-            fragment = replace(fragment, codec=_codec(name, value, fragment.codec))
-        case "max.message.bytes":
-            labels = labels.with_value(MAX_BYTES, str(_number(name, value, 1)))
-        case "cleanup.policy":
-            if value != "delete":
-                raise _bad(
-                    name, value, "delete (journals are not compacted; tables with a key are)"
-                )
-        case "kafka.form" | "kafka.meta":
-            labels = labels.with_value(name, value)
-        case _:
-            return replace(template, ignored=(*template.ignored, name))
-    return replace(template, fragment=fragment, labels=labels)
-
-
-def _codec(name: str, value: str, default: CompressionCodec) -> CompressionCodec:
-    if value == "producer":
-        return default
-    if value not in _CODECS:
-        raise _bad(name, value, f"producer, {', '.join(_CODECS)}")
-    return _CODECS[value]
-
-
-def _number(name: str, value: str, least: int) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = least - 1
-    if number < least:
-        raise _bad(name, value, f"a number from {least} on")
-    return number
-
-
-def _bad(name: str, value: str, expected: str) -> KafkaError:
-    return KafkaError(ErrorCode.invalid_config, f"{name}={value}: expected {expected}")
-
-
-def configs_of(topic: Topic) -> dict[str, str]:
-    """The configs of a topic, as its first journal has them."""
-    spec = next(iter(topic.partitions.values())).listing.spec
-    fragment, labels = spec.fragment, spec.labels
-    retention = fragment.retention_ns // _MS_NS if fragment.retention_ns > 0 else -1
-    found = {
-        "cleanup.policy": "delete",
-        "compression.type": _NAMES.get(fragment.codec, "producer"),
-        "max.message.bytes": labels.value_of(MAX_BYTES) or str(16 << 20),
-        "message.timestamp.type": "CreateTime",
-        "min.insync.replicas": str(max(1, spec.replication)),
-        "retention.bytes": "-1",
-        "retention.ms": str(retention),
-        "segment.bytes": str(fragment.length),
-        FORM: labels.value_of(FORM) or "json",
-    }
-    if labels.value_of(META):
-        found[META] = labels.value_of(META)
     return found

@@ -1,15 +1,17 @@
-"""Kafka's requests and answers: framing, calls, versions and schemas; logins, and what a client may do.
+"""Kafka's requests and answers on a connection: framing, the tables of calls and versions, their schemas, and their order.
 
 `kio` has a class for each version of each message, generated from Kafka's own schemas. Handlers work with any version: they
 read fields of the request that the least version has, or ask with `Call.get`, and build answers with `Call.new`, which leaves
 out the fields that the version does not have.
 
-The password of PLAIN and the bearer token of OAUTHBEARER are tokens as brokers take them. The gateway calls brokers with a token
-of its own that is good for everything, so what a client may not do is refused here or nowhere.
+Kafka promises that the calls of a connection take effect in their order, and are answered in it. A task reads requests, one
+handles them in order, and one sends the answers in order. A handler may leave the slow half of a call for later, as produce does
+while it waits for brokers; the next call begins meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import importlib
@@ -17,28 +19,26 @@ import logging
 import struct
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast, final
 
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from gazette_platform.errors import DataError
-from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.kafka.topics import PARTITION, TOPIC
-from gazette_platform.protocol import LabelSet
-from gazette_platform.protocol.auth import Capability, Unauthenticated
+from gazette_platform.errors import DataError, GazetteError
+from gazette_platform.kafka.access import Access
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from asyncio import StreamReader, StreamWriter
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
     from types import ModuleType
 
-    from gazette_platform.kafka.topics import Partition, Topic
-    from gazette_platform.protocol import JournalSpec
-    from gazette_platform.protocol.auth import Claims
+    from gazette_platform.kafka.access import Quota
+    from gazette_platform.kafka.config import KafkaConfig
+    from gazette_platform.kafka.gateway import KafkaMetrics
+    from gazette_platform.ops.faults import Faults
     from gazette_platform.serving.auth import Authenticator
 
 _log = logging.getLogger(__name__)
-
 
 API_VERSIONS: Final = 18
 SIZE_BYTES: Final = 4
@@ -92,6 +92,18 @@ class Part(Protocol):
     async def stop(self) -> None:
         """End: no call comes any more."""
         ...
+
+
+@final
+class Later:
+    """An answer that is begun when it is awaited; nothing is left over if its connection is gone before."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._begin = begin
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """The answer."""
+        return self._begin().__await__()
 
 
 @final
@@ -256,231 +268,288 @@ def unsupported_answer(apis: Mapping[int, Api], frame: bytes) -> bytes:
     return answer_bytes(read_head(frame).correlation_id, answer)
 
 
-MECHANISMS: Final = ("PLAIN", "OAUTHBEARER")
-"""Of SASL."""
-
-_PLAIN_PARTS: Final = 3
-SEEN_BY: Final = Capability.LIST | Capability.READ | Capability.APPEND | Capability.APPLY
-"""Any of these, for a topic that the client names."""
-
-
-@final
-class Access:
-    """What the client of one connection may do.
-
-    Attributes:
-        mechanism: that it has chosen; empty: none.
-        is_raw: whether what comes next is the bare login that follows a SaslHandshake of version 0.
-        why: it may do nothing.
-    """
-
-    def __init__(self, auth: Authenticator) -> None:
-        self._auth = auth
-        self._claims: Claims | None = None
-        self.mechanism = ""
-        self.is_raw = False
-        self.why = "the client must log in first, with a token (security.protocol=SASL_SSL)"
-        with contextlib.suppress(Unauthenticated):
-            self._claims = auth.authorize({}, Capability(0))
-
-    # ------------------------------------------------------------ logins
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it may do nothing, as long as it does not log in."""
-        return self._claims is None
-
-    @property
-    def remaining_s(self) -> float | None:
-        """Seconds until the token expires. They count the difference that clocks may have. None: never."""
-        return None if self._claims is None else self._auth.remaining_s(self._claims)
-
-    @property
-    def subject(self) -> str:
-        """Who the token names; empty: no one."""
-        return "" if self._claims is None else self._claims.subject
-
-    @property
-    def lifetime(self) -> timedelta:
-        """How long the token is good; zero: for ever. Clients log in again before."""
-        remaining_s = self.remaining_s
-        return timedelta() if remaining_s is None else timedelta(seconds=max(0.0, remaining_s))
-
-    def log_in(self, content: bytes) -> str:
-        """Take the token of a login.
-
-        Args:
-            content: of the mechanism that was chosen.
-
-        Returns: the name of the user, which may be anything.
-        Raises: Unauthenticated: there is none, or it does not verify.
-        """
-        mechanism, self.is_raw = self.mechanism, False
-        self.close("the login was refused")
-        if not mechanism:
-            raise Unauthenticated("SaslHandshake comes before SaslAuthenticate")
-        read = _read_plain if mechanism == "PLAIN" else _read_bearer
-        user, token = read(content)
-        self._claims = self._auth.authorize({"authorization": f"Bearer {token}"}, Capability(0))
-        return user
-
-    def close(self, why: str) -> None:
-        """Allow nothing from here on."""
-        self._claims, self.why, self.mechanism = None, why, ""
-
-    # ------------------------------------------------------------ questions
-
-    @property
-    def _now(self) -> Claims:
-        if self._claims is None:
-            raise KafkaError(ErrorCode.sasl_authentication_failed, self.why)
-        return self._claims
-
-    def may(self, capability: Capability, spec: JournalSpec) -> bool:
-        """Whether the client may do one thing with a journal."""
-        claims = self._now
-        if not claims.capability & capability:
-            return False
-        return claims.is_for_all or claims.match(spec.label_set_with_name())
-
-    def may_all(self, capability: Capability) -> bool:
-        """Whether the client may do one thing with all journals."""
-        return bool(self._now.capability & capability) and self._now.is_for_all
-
-    def check(self, capability: Capability, partition: Partition) -> None:
-        """Raises: KafkaError: the client may not do this with the journal of a partition."""
-        if not self.may(capability, partition.listing.spec):
-            raise _topic_error(capability, partition.topic)
-
-    def check_new(self, capability: Capability, topic: str, prefix: str) -> None:
-        """Ask for a topic that does not exist, so that the answer does not show whether it does.
-
-        Args:
-            prefix: of journals of topics that clients make.
-
-        Raises: KafkaError: the client might not do this if the topic existed.
-        """
-        labels = {"name": f"{prefix}{topic}/part=000", TOPIC: topic, PARTITION: "0"}
-        claims = self._now
-        if not claims.capability & capability or not claims.match(LabelSet.of(labels)):
-            raise _topic_error(capability, topic)
-
-    def check_specs(self, topic: str, specs: Iterable[JournalSpec]) -> None:
-        """Raises: KafkaError: the client may not make these journals of a topic."""
-        if not all(self.may(Capability.APPLY, spec) for spec in specs):
-            raise _topic_error(Capability.APPLY, topic)
-
-    def sees(self, topic: Topic, *, named: bool = True) -> bool:
-        """Whether the client may see a topic.
-
-        Args:
-            named: the client names it, so whoever may do anything with it is answered; otherwise it takes LIST.
-        """
-        capability = SEEN_BY if named else Capability.LIST
-        return any(self.may(capability, each.listing.spec) for each in topic.partitions.values())
-
-    def check_any(self, capability: Capability, code: ErrorCode, *, of_all: bool = False) -> None:
-        """Ask for what has no journal, as a group or a transaction.
-
-        Args:
-            of_all: the capability must be for all journals.
-
-        Raises: KafkaError: the token lacks the capability.
-        """
-        claims = self._now
-        if not claims.capability & capability or (of_all and not claims.is_for_all):
-            extent = " for all journals" if of_all else ""
-            raise KafkaError(code, f"the token lacks the capability {capability.name}{extent}")
-
-
-def _topic_error(capability: Capability, topic: str) -> KafkaError:
-    text = f"the token does not allow {capability.name} for topic {topic}"
-    return KafkaError(ErrorCode.topic_authorization_failed, text)
-
-
-def _text(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as err:
-        raise Unauthenticated("the login is not UTF-8") from err
-
-
-def _read_plain(content: bytes) -> tuple[str, str]:
-    """User and password of RFC 4616. Raises: Unauthenticated: it is malformed."""
-    parts = _text(content).split("\0")
-    if len(parts) != _PLAIN_PARTS or not parts[2]:
-        raise Unauthenticated("expected a user name, and a token as the password")
-    return parts[1], parts[2]
-
-
-def _read_bearer(content: bytes) -> tuple[str, str]:
-    """User and token of RFC 7628. Raises: Unauthenticated: it is malformed."""
-    head, *pairs = _text(content).split("\x01")
-    for pair in pairs:
-        name, _, value = pair.partition("=")
-        scheme, _, token = value.partition(" ")
-        if name == "auth" and scheme.lower() == "bearer" and token:
-            user = head.partition("a=")[2].rstrip(",")
-            return user, token.strip()
-    raise Unauthenticated("expected auth=Bearer and a token")
-
-
 SASL_HANDSHAKE: Final = 17
 SASL_AUTHENTICATE: Final = 36
 LOGIN: Final = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
 """Requests that are served before a client has logged in."""
 
 DECIDED: Final = LOGIN | frozenset(
-    (*range(4), *range(8, 17), 19, 20, *range(22, 27), 28, 32, 37, 42, 47, 60, 65, 66)
+    (*range(4), *range(8, 17), 19, 20, *range(22, 27), 28, 32, 37, 42, 44, 47, 60, 65, 66)
 )
 """Requests whose handlers ask `Access` what the client may do. No other is served while there are keys."""
 
-
-def check_group(
-    call: Call, capability: Capability = Capability.READ, *, of_all: bool = False
-) -> None:
-    """Raises: KafkaError: the client may do nothing with groups, or not this with groups of others."""
-    code = ErrorCode.group_authorization_failed
-    call.peer.access.check_any(capability, code, of_all=of_all)
+# Requests that are read and not handled yet, and calls whose answers are awaited.
+_READ_AHEAD_MAX: Final = 4
+_PENDING_MAX: Final = 64
+_LAST_S: Final = 5.0
+"""How long the last calls of a client that has closed may take."""
+# Only batches of records are large. What else is read makes objects that are many times its size.
+PRODUCE: Final = 0
+FETCH: Final = 1
+_DIRECTIONS: Final = {PRODUCE: "in", FETCH: "out"}
+_OTHERS_BYTES_MAX: Final = 8 << 20
+# Of clients that have not logged in.
+_LOGIN_BYTES_MAX: Final = 1 << 16
+_LOGIN_S: Final = 30.0
 
 
 @final
-class Login:
-    """Answers SaslHandshake and SaslAuthenticate."""
+class Budget:
+    """Bytes that all connections may hold; a request waits until there is room for it."""
 
-    @property
-    def apis(self) -> Iterable[Api]:
-        """The calls that it answers."""
-        yield Api(SASL_HANDSHAKE, "sasl_handshake", 0, 1, self._handshake)
-        yield Api(SASL_AUTHENTICATE, "sasl_authenticate", 0, 2, self._authenticate)
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._changed = asyncio.Condition()
 
-    async def start(self) -> None:
-        """Nothing to begin."""
+    async def take(self, size: int) -> None:
+        """Wait for room. Cancellation: safe."""
+        if size <= self._free:
+            self._free -= size
+            return
+        async with self._changed:
+            await self._changed.wait_for(lambda: size <= self._free)
+            self._free -= size
 
-    async def stop(self) -> None:
-        """Nothing to end."""
+    async def give(self, size: int) -> None:
+        """Give room back."""
+        self._free += size
+        if self._changed.locked() or size:
+            async with self._changed:
+                self._changed.notify_all()
 
-    async def _handshake(self, call: Call) -> Any:
-        access, mechanism = call.peer.access, call.request.mechanism
-        code = ErrorCode.none
-        if mechanism in MECHANISMS:
-            access.mechanism, access.is_raw = mechanism, call.version == 0
-        else:
-            code = ErrorCode.unsupported_sasl_mechanism
-        return call.new("SaslHandshakeResponse", error_code=code, mechanisms=MECHANISMS)
 
-    async def _authenticate(self, call: Call) -> Any:
-        access = call.peer.access
-        code, text = ErrorCode.none, None
-        try:
-            call.peer.principal = access.log_in(call.request.auth_bytes)
-        except Unauthenticated as err:
-            code, text = ErrorCode.sasl_authentication_failed, str(err)
-            _log.warning("Kafka client %s may not log in: %s", call.peer.host, err)
-        return call.new(
-            "SaslAuthenticateResponse",
-            error_code=code,
-            error_message=text,
-            auth_bytes=b"",
-            session_lifetime=access.lifetime,
+@final
+class Connection:
+    """Serves one client.
+
+    Args:
+        apis: by key.
+        budget: of bytes of requests, of all connections.
+        quotas: what callers may produce and fetch, of all connections, by the key of the call.
+        auth: verifies tokens.
+    """
+
+    def __init__(
+        self,
+        reader: StreamReader,
+        writer: StreamWriter,
+        *,
+        apis: Mapping[int, Api],
+        config: KafkaConfig,
+        budget: Budget,
+        quotas: Mapping[int, Quota],
+        faults: Faults,
+        metrics: KafkaMetrics,
+        auth: Authenticator,
+    ) -> None:
+        self._metrics = metrics
+        self._reader = reader
+        self._writer = writer
+        self._apis = apis
+        self._config = config
+        self._budget = budget
+        self._quotas = quotas
+        self._faults = faults
+        address = writer.get_extra_info("peername")
+        self._access = Access(auth)
+        self._has_keys = auth.everyone is None
+        self._expiry: asyncio.TimerHandle | None = None
+        self.peer = Peer(str(address[0]) if address else "", self._access)
+        self._frames: asyncio.Queue[bytes] = asyncio.Queue(_READ_AHEAD_MAX)
+        self._answers: asyncio.Queue[tuple[Call | None, Any, int, float]] = asyncio.Queue(
+            _PENDING_MAX
         )
+        self._left = asyncio.Event()
+        self._held = 0
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """Take no more requests; `run` ends when what was taken is answered."""
+        self._is_leaving = True
+        self._left.set()
+        # Nothing may come after an end.
+        cast("asyncio.Transport", self._writer.transport).pause_reading()
+        self._reader.feed_eof()
+
+    async def run(self) -> None:
+        """Serve until the client leaves, or breaks the protocol. Cancellation: closes the connection."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self._read())
+                handling = group.create_task(self._handle())
+                writing = group.create_task(self._write())
+                await reading
+                # A producer that waits for no answers sends, and closes.
+                limit_s = None if self._is_leaving else _LAST_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limit_s):
+                        await self._frames.join()
+                        await self._answers.join()
+                handling.cancel()
+                writing.cancel()
+        except* (ConnectionError, TimeoutError, Malformed) as group_error:
+            for error in group_error.exceptions:
+                level = logging.WARNING if isinstance(error, Malformed) else logging.DEBUG
+                _log.log(level, "Kafka client %s: %s", self.peer.host, error)
+        finally:
+            self._expire_after(None)
+            self.peer.close()
+            self._writer.close()
+            await self._budget.give(self._held)
+
+    async def _read(self) -> None:
+        while True:
+            is_closed = self._access.is_closed
+            idle_s = min(self._config.idle_s, _LOGIN_S) if is_closed else self._config.idle_s
+            async with asyncio.timeout(idle_s):
+                try:
+                    head = await self._reader.readexactly(SIZE_BYTES)
+                except asyncio.IncompleteReadError:
+                    return
+            (size,) = _SIZE.unpack(head)
+            if not 0 < size <= self._config.request_bytes_max:
+                raise Malformed(
+                    f"a request of {size} bytes (--kafka.request-bytes-max is {self._config.request_bytes_max})"
+                )
+            if size > _LOGIN_BYTES_MAX and self._access.is_closed:
+                raise Malformed(f"a request of {size} bytes: {self._access.why}")
+            await self._budget.take(size)
+            self._held += size
+            async with asyncio.timeout(idle_s):
+                try:
+                    frame = await self._reader.readexactly(size)
+                except asyncio.IncompleteReadError:
+                    return
+            await self._frames.put(frame)
+
+    async def _handle(self) -> None:
+        while True:
+            frame = await self._frames.get()
+            call, answer = await self._answer(frame)
+            wait_s = 0.0
+            if call is not None:
+                wait_s = self._throttle(call, len(frame), answer)
+            await self._answers.put((call, answer, len(frame), wait_s))
+            del frame, answer
+            self._frames.task_done()
+            if wait_s:
+                # What comes meanwhile waits: not all clients heed the time that they are given.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._left.wait()
+
+    def _throttle(self, call: Call, size: int, answer: Any) -> float:
+        """Count what a caller takes: the subject of the token, or the client id if the token has none.
+
+        Args:
+            size: of the request.
+
+        Returns: how long the client has to wait before its next call, in seconds.
+        """
+        quota = self._quotas.get(call.api.key)
+        if quota is None or not quota.limit:
+            return 0.0
+        if call.api.key == FETCH:
+            size = sum(
+                len(part.records or b"") for topic in answer.responses for part in topic.partitions
+            )
+        subject = self._access.subject
+        caller = f"subject {subject}" if subject else f"client {call.client_id}"
+        wait_s = quota.take(caller, size, asyncio.get_running_loop().time())
+        # Answers have whole milliseconds.
+        wait_s = int(wait_s * 1000) / 1000
+        self._metrics.throttled_s[_DIRECTIONS[call.api.key]] += wait_s
+        return wait_s
+
+    async def _answer(self, frame: bytes) -> tuple[Call | None, Any]:
+        if self._access.is_raw:
+            return None, self._raw_login(frame)
+        head = read_head(frame)
+        api = self._apis.get(head.key)
+        if head.key == API_VERSIONS and (api is None or not api.least <= head.version <= api.most):
+            self._metrics.requests["api_versions", "error"] += 1
+            return None, unsupported_answer(self._apis, frame)
+        if api is None or not api.least <= head.version <= api.most:
+            self._metrics.closed("unsupported" if api is None else api.name)
+            raise Malformed(f"request {head.key} of version {head.version} is not supported")
+        try:
+            self._admit(api, frame)
+            call = read_call(api, frame, self.peer)
+        except Malformed:
+            self._metrics.closed(api.name)
+            raise
+        try:
+            answer = await api.handle(call)
+        except GazetteError as err:
+            self._metrics.closed(api.name)
+            raise Malformed(f"{api.name}: {err}") from err
+        except Exception as err:
+            self._metrics.closed(api.name)
+            self._faults.report("kafka", f"{api.name} of {self.peer.host}", err)
+            raise Malformed(f"{api.name}: {type(err).__name__}") from err
+        if head.key == SASL_AUTHENTICATE:
+            self._logged_in()
+        return call, answer
+
+    def _admit(self, api: Api, frame: bytes) -> None:
+        """Raises: Malformed: the client may not send this now."""
+        if self._access.is_closed and api.key not in LOGIN:
+            raise Malformed(f"{api.name}: {self._access.why}")
+        if self._has_keys and api.key not in DECIDED:
+            raise Malformed(f"{api.name} is not served while there are keys")
+        if len(frame) > _OTHERS_BYTES_MAX and api.key != PRODUCE:
+            raise Malformed(f"{api.name}: a request of {len(frame)} bytes")
+
+    def _raw_login(self, content: bytes) -> bytes:
+        """A login without a request around it, as it follows a SaslHandshake of version 0."""
+        try:
+            self.peer.principal = self._access.log_in(content)
+        except GazetteError as err:
+            raise Malformed(f"may not log in: {err}") from err
+        self._logged_in()
+        return _SIZE.pack(0)
+
+    def _logged_in(self) -> None:
+        """End when the token does, unless the client logs in again before; or now, if it was refused."""
+        if self._access.is_closed:
+            self.leave()
+        self._expire_after(self._access.remaining_s)
+
+    def _expire_after(self, seconds: float | None) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._expiry = loop.call_later(max(0.0, seconds), self._expire)
+
+    def _expire(self) -> None:
+        self._access.close("the token has expired, and the client has not logged in with a new one")
+        _log.warning("Kafka client %s is left: %s", self.peer.host, self._access.why)
+        self.leave()
+
+    async def _write(self) -> None:
+        while True:
+            call, answer, size, wait_s = await self._answers.get()
+            if hasattr(answer, "__await__"):
+                answer = await self._later(call, answer)
+            if call is not None:
+                self._metrics.answered(call.api.name, answer)
+            if answer is not None:
+                if wait_s:
+                    answer = dataclasses.replace(answer, throttle_time=timedelta(seconds=wait_s))
+                encoded = answer if call is None else answer_bytes(call.correlation_id, answer)
+                self._writer.write(encoded)
+                await self._writer.drain()
+            self._held -= size
+            await self._budget.give(size)
+            self._answers.task_done()
+
+    async def _later(self, call: Call | None, answer: Awaitable[Any]) -> Any:
+        try:
+            return await answer
+        except Exception as err:
+            name = "a call" if call is None else call.api.name
+            self._metrics.closed(name)
+            self._faults.report("kafka", f"{name} of {self.peer.host}", err)
+            raise Malformed(f"{name}: {type(err).__name__}") from err

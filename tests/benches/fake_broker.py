@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict, deque
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
+from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import (
     HISTORY,
     CompressionCodec,
@@ -375,3 +377,14 @@ class FakeBroker:
             store_health_error=fault.details if fault.status else "",
         )
         return response.SerializeToString()
+
+
+@asynccontextmanager
+async def connected(**config: Any) -> AsyncIterator[tuple[FakeBroker, AsyncClient]]:
+    """A broker with one journal, and a client that knows which way appends go."""
+    async with FakeBroker() as broker:
+        broker.journal("a/journal")
+        async with AsyncClient(ClientConfig(address=broker.address, **config)) as client:
+            if broker.takes_whole:
+                await client._transport.wire("a/journal").connected()
+            yield broker, client

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 
-__all__ = ["journal_spec"]
+__all__ = ["journal_spec", "upserts"]
 
 
 def journal_spec(
@@ -35,3 +36,11 @@ def journal_spec(
     return JournalSpec(
         name, replication, labels=LabelSet.of(labels or {}), fragment=fragment, **fields
     )
+
+
+def upserts(*specs):
+    """A request that makes journals, or changes them, whatever their revisions."""
+    request = pb.ApplyRequest()
+    for each in specs:
+        request.changes.add(expect_mod_revision=-1).upsert.CopyFrom(each.to_pb())
+    return request

@@ -39,6 +39,7 @@ __all__ = [
     "need_npm",
     "s3_server",
     "serving",
+    "use_keys",
 ]
 
 _START_TIMEOUT_S = 60.0
@@ -128,6 +129,18 @@ class S3Server:
         command += ["--access", self.access_key, "--secret", self.secret_key, "create-user"]
         command += ["--access", access_key, "--secret", secret_key, "--role", "user"]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def use_keys(server: S3Server, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have AWS tools of this process find the server's own keys, and nothing of this machine's user."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "credentials"))
 
 
 @contextmanager

@@ -8,10 +8,11 @@ import copy
 import json
 import os
 import shutil
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gazette_platform.client import AppendTicket, Change
+from gazette_platform.client import AppendTicket, AsyncClient, Change, ClientConfig
 from gazette_platform.consumer.application import Application
 from gazette_platform.consumer.assignments import ShardAssignment
 from gazette_platform.consumer.protocol import Checkpoint, ReplicaStatus, ShardSource, ShardSpec
@@ -336,3 +337,19 @@ class Bench:
     async def close(self):
         for replica in self.replicas:
             await replica.stop(timeout_s=5)
+
+
+@asynccontextmanager
+async def bench_at(broker, directory):
+    """A bench at a broker that has all journals that the tests use."""
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        await make_journals(client)
+        bench = Bench(client, directory)
+        yield bench
+        await bench.close()
+
+
+async def through(replica, offsets):
+    """Wait until a replica has read through offsets."""
+    async with asyncio.timeout(patient(30)):
+        return await replica.wait_through(offsets)

@@ -7,7 +7,7 @@ import time
 
 import grpc
 import pytest
-from journal_specs import journal_spec
+from journal_specs import journal_spec, upserts
 
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.waiting import pass_time
@@ -27,13 +27,6 @@ async def stub(cluster, broker):
 
 def spec(name, *stores, postfix="", **labels):
     return journal_spec(name, length=1024, stores=stores, postfix=postfix, labels=labels)
-
-
-def upserts(*specs):
-    request = pb.ApplyRequest()
-    for each in specs:
-        request.changes.add(expect_mod_revision=-1).upsert.CopyFrom(each.to_pb())
-    return request
 
 
 async def busiest_s(doing):

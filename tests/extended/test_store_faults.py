@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 from journal_specs import journal_spec
-from object_servers import need_go, s3_server
+from object_servers import need_go, s3_server, use_keys
 from store_proxy import Fault, store_proxy
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
@@ -32,14 +32,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 async def proxy(server, monkeypatch, tmp_path):
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    use_keys(server, monkeypatch, tmp_path)
     async with store_proxy(server.endpoint) as between:
         yield between
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from grpc import aio
 from journal_specs import journal_spec
-from object_servers import need_go, s3_server
+from object_servers import need_go, s3_server, use_keys
 from object_stores import fetch, opened
 
 from gazette_platform.errors import AccessDenied, DataError, StoreUnavailable, ValidationError
@@ -41,15 +41,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def keys(server, monkeypatch, tmp_path):
-    """The server's own, as AWS tools find them; nothing of this machine's user."""
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    use_keys(server, monkeypatch, tmp_path)
 
 
 @pytest.fixture

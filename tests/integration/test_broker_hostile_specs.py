@@ -7,7 +7,7 @@ import base64
 
 import grpc
 import pytest
-from journal_specs import journal_spec
+from journal_specs import journal_spec, upserts
 
 from gazette_platform.etcd import Put
 from gazette_platform.keyspace import item_key
@@ -41,13 +41,6 @@ async def stub(cluster, broker):
 
 def spec(name, *stores, postfix="", **labels):
     return journal_spec(name, length=1024, stores=stores, postfix=postfix, labels=labels)
-
-
-def upserts(*specs):
-    request = pb.ApplyRequest()
-    for each in specs:
-        request.changes.add(expect_mod_revision=-1).upsert.CopyFrom(each.to_pb())
-    return request
 
 
 async def failure(call):

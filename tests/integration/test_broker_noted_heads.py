@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from grpc import StatusCode, aio
-from journal_specs import journal_spec
+from noted_heads import JOURNAL, noted, noted_by_now, spec
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.crash import handover
@@ -39,7 +39,6 @@ from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
-JOURNAL = "a/journal"
 ZONES = ("zone-a", "zone-b", "zone-c")
 
 
@@ -49,27 +48,6 @@ async def etcd(etcd_server):
     await client.connect()
     yield client
     await client.close()
-
-
-def spec(*, replication=1, length=1 << 20):
-    return journal_spec(JOURNAL, replication, length=length)
-
-
-def noted(broker):
-    """The head that is noted, as a broker's mirror has it; 0: none."""
-    suspend = broker._context.space.state.items[JOURNAL].spec.suspend
-    if suspend is None:
-        return 0
-    assert suspend.level is SuspendLevel.NONE
-    return suspend.offset
-
-
-async def noted_by_now(broker):
-    """The same, once the mirror has what etcd has: it is a moment behind who wrote."""
-    context = broker._context
-    found = await context.etcd.range(item_key(context.config.etcd_prefix, JOURNAL))
-    await context.space.wait_for_revision(found.kvs[0].mod_revision)
-    return noted(broker)
 
 
 async def test_the_head_is_noted_by_whoever_holds_the_journal(cluster):

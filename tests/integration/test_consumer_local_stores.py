@@ -5,6 +5,7 @@ import itertools
 
 import apsw
 import pytest
+from journal_specs import journal_spec
 from rocksdict import Options, Rdict
 
 from gazette_platform.client import AppendOptions, Change
@@ -22,8 +23,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.ops.text import SECOND_NS
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.waiting import eventually, patient, stays, turns
 
 pytestmark = pytest.mark.etcd
@@ -36,15 +36,9 @@ async def client(client, names, monkeypatch):
     """A client, and two logs of this test's own."""
     for name in ("LOG", "OTHER_LOG"):
         monkeypatch.setitem(globals(), name, names.journal(globals()[name]))
-    fragment = FragmentSpec(
-        length=1 << 16,
-        codec=CompressionCodec.SNAPPY,
-        stores=("file:///",),
-        refresh_interval_ns=SECOND_NS,
-    )
-    labels = LabelSet.of({"content-type": CONTENT_TYPE})
+    labels = {"content-type": CONTENT_TYPE}
     for name in (LOG, OTHER_LOG):
-        spec = JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
+        spec = journal_spec(name, length=1 << 16, codec=CompressionCodec.SNAPPY, labels=labels)
         await client.apply([Change(spec)])
     return client
 

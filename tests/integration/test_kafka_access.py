@@ -97,6 +97,12 @@ OF_TOPICS = {
         {},
     ),
     "describe_configs": (2, {"include_synonyms": False}, ("DescribeConfigsResource", ""), {}),
+    "incremental_alter_configs": (
+        1,
+        {"validate_only": False},
+        ("AlterConfigsResource", ""),
+        {},
+    ),
 }
 
 
@@ -110,7 +116,7 @@ def call_of(wire, name):
         place = {"partition_index": 0, "partition": 0}
         parts = (wire.entity(name, version, part_kind, **place, **of_part),)
     topic = {"name": "secret", "topic": "secret", "partitions": parts, "partition_indexes": (0,)}
-    topic |= {"count": 2, "assignments": None, **CONFIGS}
+    topic |= {"count": 2, "assignments": None, "configs": (), **CONFIGS}
     topics = (wire.entity(name, version, kind, **topic),)
     return version, {
         **fields,
@@ -166,7 +172,11 @@ REFUSED = [
     (
         ALL & ~Capability.APPLY,
         "",
-        {"delete_groups": GROUP, "create_partitions": TOPIC, "delete_topics": TOPIC},
+        {
+            "delete_groups": GROUP,
+            **dict.fromkeys(("create_partitions", "delete_topics"), TOPIC),
+            "incremental_alter_configs": TOPIC,
+        },
     ),
     (ALL & ~Capability.LIST, "", {"describe_configs": TOPIC}),
     (
@@ -176,6 +186,7 @@ REFUSED = [
             **dict.fromkeys(("list_offsets", "offset_for_leader_epoch", "offset_commit"), TOPIC),
             **dict.fromkeys(("offset_fetch", "offset_delete", "add_partitions_to_txn"), TOPIC),
             **dict.fromkeys(("create_partitions", "delete_topics", "describe_configs"), TOPIC),
+            "incremental_alter_configs": TOPIC,
             **dict.fromkeys(("describe_groups", "delete_groups"), GROUP),
             "describe_transactions": TXN,
         },

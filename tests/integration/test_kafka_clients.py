@@ -14,10 +14,19 @@ from confluent_kafka import (
     Producer,
     TopicPartition as ConfluentPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
-from kafka_wire import gateway_of
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+)
+from kafka_wire import WireClient, batch_of, gateway_of
+from kio.schema.errors import ErrorCode
 
 from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.etcd import CertificateAuthority
 from gazette_platform.testing.waiting import patient
 
@@ -216,6 +225,62 @@ async def test_admin_makes_changes_and_deletes_topics(admin, server):
     await asyncio.to_thread(admin.delete_topics(["t"])["t"].result, patient(WAIT_S))
     listed = await asyncio.to_thread(admin.list_topics, timeout=patient(WAIT_S))
     assert "t" not in listed.topics
+
+
+async def test_a_producer_of_a_topic_that_was_made_again_has_to_be_another(admin, gateway):
+    async def outcome(wire, producer_id, sequence):
+        batch = batch_of(b"{}", producer_id=producer_id, epoch=0, sequence=sequence)
+        return (await wire.produce("t", batch)).error_code
+
+    await made(admin, "t")
+    async with WireClient.to(gateway.port) as wire:
+        assert await outcome(wire, 7, 0) is ErrorCode.none
+        await asyncio.to_thread(admin.delete_topics(["t"])["t"].result, patient(WAIT_S))
+        await made(admin, "t")
+        assert await outcome(wire, 7, 1) is ErrorCode.out_of_order_sequence_number
+        assert await outcome(wire, 8, 0) is ErrorCode.none
+
+
+async def test_admin_changes_configs_of_a_topic(admin, broker):
+    await made(admin, "t", partitions=2, max_message_bytes="5000")
+
+    async def altered(**changes):
+        """Set configs, and let those whose value is None have their default."""
+        entries = [
+            ConfigEntry(
+                name.replace("_", "."),
+                value,
+                incremental_operation=AlterConfigOpType.DELETE
+                if value is None
+                else AlterConfigOpType.SET,
+            )
+            for name, value in changes.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.TOPIC, "t", incremental_configs=entries)
+        future = admin.incremental_alter_configs([resource])[resource]
+        await asyncio.to_thread(future.result, patient(WAIT_S))
+
+    async def specs():
+        async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+            return [each.spec for each in await client.list("kafka.topic=t")]
+
+    await altered(retention_ms="60000", compression_type="gzip", max_message_bytes=None)
+    for spec in await specs():
+        assert spec.fragment.retention_ns == 60 * 10**9
+        assert spec.fragment.codec is CompressionCodec.GZIP
+        assert spec.labels.value_of("kafka.max-message-bytes") == ""
+    before = await specs()
+    for changes, why in (
+        ({"cleanup_policy": "compact"}, "not compacted"),
+        ({"kafka_form": "envelope"}, "kafka.form of a topic cannot be changed"),
+        ({"retention_ms": "soon"}, "a number from -1 on"),
+        ({"retention_ms": "5000", "flush_ms": "1"}, "flush.ms of a topic cannot be changed"),
+    ):
+        with pytest.raises(KafkaException, match=why):
+            await altered(**changes)
+    assert await specs() == before
+    await altered(retention_ms=None)
+    assert [spec.fragment.retention_ns for spec in await specs()] == [0, 0]
 
 
 async def test_place_is_found_by_offset_and_by_time(admin, server, gateway):

@@ -10,14 +10,14 @@ pytest.importorskip("kio")
 
 from gazette_platform.errors import Fenced
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.kafka.gateway import kafka_root
-from gazette_platform.kafka.group_store import (
+from gazette_platform.kafka.coordinator.group_store import (
     Committed,
     GroupRecord,
     GroupStore,
     encode_offsets,
     newest_ms,
 )
+from gazette_platform.kafka.gateway import kafka_root
 from gazette_platform.ops.tasks import TaskGroup
 
 

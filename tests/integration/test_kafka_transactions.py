@@ -13,10 +13,10 @@ from kio.schema.errors import ErrorCode
 from typed_logs import table_of
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.kafka.group_store import GroupStore
+from gazette_platform.kafka.coordinator.group_store import GroupStore
+from gazette_platform.kafka.coordinator.live_transactions import TxnStore
+from gazette_platform.kafka.coordinator.transactions import TxnState, end_transaction
 from gazette_platform.kafka.inspection import Cluster
-from gazette_platform.kafka.transactions import TxnState, end_transaction
-from gazette_platform.kafka.txn_store import TxnStore
 from gazette_platform.lake.typed.planning.screening import sequence
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.message import Flags, JsonFraming, read_committed, read_uncommitted

@@ -10,16 +10,16 @@ pytest.importorskip("kio")
 
 from gazette_platform.errors import Fenced
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.kafka.gateway import kafka_root
-from gazette_platform.kafka.group_store import Committed, GroupStore
-from gazette_platform.kafka.transactions import (
+from gazette_platform.kafka.coordinator.group_store import Committed, GroupStore
+from gazette_platform.kafka.coordinator.live_transactions import TxnStore
+from gazette_platform.kafka.coordinator.transactions import (
     add_to,
     begin_producer,
     complete,
     end_transaction,
     init_producer,
 )
-from gazette_platform.kafka.txn_store import TxnStore
+from gazette_platform.kafka.gateway import kafka_root
 from gazette_platform.ops.tasks import TaskGroup
 
 ME = (7, 0)

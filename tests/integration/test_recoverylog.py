@@ -5,6 +5,7 @@ import os
 import random
 
 import pytest
+from journal_specs import journal_spec
 
 from gazette_platform.client import Change
 from gazette_platform.consumer.recoverylog import (
@@ -16,8 +17,7 @@ from gazette_platform.consumer.recoverylog import (
     new_author,
 )
 from gazette_platform.errors import DataError, Fenced, GazetteError, JournalNotFound
-from gazette_platform.ops.text import SECOND_NS
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb
 from gazette_platform.testing.waiting import patient, stays, turns
 
@@ -31,15 +31,9 @@ async def client(client, names, monkeypatch):
     """A client, and two logs of this test's own."""
     for name in ("LOG", "OTHER_LOG"):
         monkeypatch.setitem(globals(), name, names.journal(globals()[name]))
-    fragment = FragmentSpec(
-        length=1 << 16,
-        codec=CompressionCodec.SNAPPY,
-        stores=("file:///",),
-        refresh_interval_ns=SECOND_NS,
-    )
-    labels = LabelSet.of({"content-type": CONTENT_TYPE})
+    labels = {"content-type": CONTENT_TYPE}
     for name in (LOG, OTHER_LOG):
-        spec = JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
+        spec = journal_spec(name, length=1 << 16, codec=CompressionCodec.SNAPPY, labels=labels)
         await client.apply([Change(spec)])
     return client
 

@@ -17,17 +17,17 @@ from shard_bench import (
     NDJSON,
     OUT,
     OUT2,
-    Bench,
     Host,
     Numbered,
     NumberedInBatches,
     assigned,
+    bench_at,
     journal,
-    make_journals,
     spec_of,
+    through,
 )
 
-from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.client import AsyncClient, Change
 from gazette_platform.consumer.application import DeferToNextTransaction, Shard
 from gazette_platform.consumer.protocol import Checkpoint, ShardSource
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints
@@ -60,17 +60,8 @@ pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 @pytest.fixture
 async def bench(local_brokers, tmp_path):
-    broker = await local_brokers.start()
-    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
-        await make_journals(client)
-        bench = Bench(client, tmp_path / "replicas")
+    async with bench_at(await local_brokers.start(), tmp_path / "replicas") as bench:
         yield bench
-        await bench.close()
-
-
-async def through(replica, offsets):
-    async with asyncio.timeout(patient(30)):
-        return await replica.wait_through(offsets)
 
 
 @pytest.mark.parametrize("log", [True, False])

@@ -13,17 +13,17 @@ import pytest
 from shard_bench import (
     IN,
     IN2,
-    Bench,
     Host,
     Numbered,
     Remote,
     RemoteStore,
+    bench_at,
     journal,
-    make_journals,
     spec_of,
+    through,
 )
 
-from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.client import Change
 from gazette_platform.consumer.application import Application, DeferToNextTransaction
 from gazette_platform.consumer.assignments import encode_replica_status
 from gazette_platform.consumer.protocol import ReplicaCode
@@ -54,17 +54,8 @@ pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 @pytest.fixture
 async def bench(local_brokers, tmp_path):
-    broker = await local_brokers.start()
-    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
-        await make_journals(client)
-        bench = Bench(client, tmp_path / "replicas")
+    async with bench_at(await local_brokers.start(), tmp_path / "replicas") as bench:
         yield bench
-        await bench.close()
-
-
-async def through(replica, offsets):
-    async with asyncio.timeout(patient(30)):
-        return await replica.wait_through(offsets)
 
 
 @pytest.mark.parametrize(

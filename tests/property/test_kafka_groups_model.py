@@ -14,8 +14,15 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.group_types import GroupLimits, GroupState, Join, Joined, Protocol, Sync
-from gazette_platform.kafka.groups import Group
+from gazette_platform.kafka.coordinator.group_types import (
+    GroupLimits,
+    GroupState,
+    Join,
+    Joined,
+    Protocol,
+    Sync,
+)
+from gazette_platform.kafka.coordinator.groups import Group
 
 SESSION_S = 10.0
 REBALANCE_S = 30.0

@@ -14,8 +14,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.kafka.transactions import (
+from gazette_platform.kafka.coordinator.transactions import (
     TxnState,
     add_to,
     begin_producer,
@@ -24,6 +23,7 @@ from gazette_platform.kafka.transactions import (
     expire,
     init_producer,
 )
+from gazette_platform.kafka.failures import KafkaError
 
 TIMEOUT_MS = 1000
 PROGRAMS = st.integers(0, 2)

@@ -1,6 +1,5 @@
 import asyncio
 import hashlib
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -23,7 +22,7 @@ from gazette_platform.errors import (
 from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId, Route
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.waiting import pass_time, turns
-from tests.benches.fake_broker import FakeBroker, Fault
+from tests.benches.fake_broker import FakeBroker, Fault, connected
 
 _COMMIT = {"journal": "a/journal", "end": 1, "compression_codec": pb.NONE}
 
@@ -33,16 +32,6 @@ def way(request, monkeypatch):
     """Each of these by both ways: what has been sent is not known in the same way."""
     monkeypatch.setattr(FakeBroker, "takes_whole", request.param == "whole")
     return request.param
-
-
-@asynccontextmanager
-async def connected(**config):
-    async with FakeBroker() as broker:
-        broker.journal("a/journal")
-        async with AsyncClient(ClientConfig(address=broker.address, **config)) as client:
-            if broker.takes_whole:
-                await client._transport.wire("a/journal").connected()
-            yield broker, client
 
 
 # ------------------------------------------------------------------------------------ what comes of it

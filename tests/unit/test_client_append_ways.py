@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-
 import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import CallFailed, WrongAppendOffset
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from tests.benches.fake_broker import FakeBroker, Fault
+from tests.benches.fake_broker import FakeBroker, Fault, connected
 
 
 @pytest.fixture(autouse=True, params=["streams", "whole"])
@@ -18,16 +16,6 @@ def way(request, monkeypatch):
     """To a broker of ours, and to one that knows streams only."""
     monkeypatch.setattr(FakeBroker, "takes_whole", request.param == "whole")
     return request.param
-
-
-@asynccontextmanager
-async def connected(**config):
-    async with FakeBroker() as broker:
-        broker.journal("a/journal")
-        async with AsyncClient(ClientConfig(address=broker.address, **config)) as client:
-            if broker.takes_whole:
-                await client._transport.wire("a/journal").connected()
-            yield broker, client
 
 
 @pytest.mark.parametrize("make", [bytes, memoryview, bytearray], ids=str)

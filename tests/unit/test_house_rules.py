@@ -54,7 +54,7 @@ CONTRACTS = {
         "allocator.flow allocator.solver "
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.config broker.spool.verdicts broker.api.gateway_messages "
         "broker.replicate.fsm "
-        "cli.gazctl.plan client.read.extents consumer.assignments consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.transaction fragment.cover_set kafka.group_types kafka.groups kafka.quotas kafka.records kafka.sequences kafka.topics kafka.transactions broker.spool.head_records lake.raw.reconcile lake.engines.duckdb.names lake.reading.arrow_types lake.reading.rows lake.reading.json_columns lake.reading.sifting lake.raw.planning lake.rollups.query_analysis lake.rollups.planning lake.spec.folder lake.spec.formats "
+        "cli.gazctl.plan client.read.extents consumer.assignments consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.transaction fragment.cover_set kafka.access kafka.avro_json kafka.coordinator.group_types kafka.coordinator.groups kafka.coordinator.transactions kafka.records kafka.sequences kafka.topic_specs kafka.topics broker.spool.head_records lake.raw.reconcile lake.engines.duckdb.names lake.reading.arrow_types lake.reading.rows lake.reading.json_columns lake.reading.sifting lake.raw.planning lake.rollups.query_analysis lake.rollups.planning lake.spec.folder lake.spec.formats "
         "lake.typed.planning.rounds lake.typed.evolution lake.typed.planning.row_ranges lake.typed.iceberg_types lake.typed.planning.last_rows lake.typed.rows.parsing lake.typed.rows.placing lake.typed.planning.ranges lake.typed.planning.columnar_sequencer lake.typed.planning.screening lake.typed.planning.state lake.typed.rows.changes "
         "lake.spec.typed.columns lake.spec.typed.json_schema lake.spec.typed.spec lake.spec.types lake.spec.rules lake.raw.audits.findings "
         "message.sequencer ops.network protocol.offsets "
@@ -65,7 +65,7 @@ CONTRACTS = {
 }
 
 # Importable packages of the extras; the core must work without any of them.
-HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow sqlglot trino boto3 botocore azure google.auth google.cloud obstore uv fastavro duckdb sqlalchemy psycopg pymysql"
+HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow sqlglot trino boto3 botocore azure google.auth google.cloud obstore uv fastavro duckdb sqlalchemy psycopg pymysql kio aiokafka"
 
 
 @cache
@@ -324,6 +324,8 @@ def test_core_needs_no_extra():
     core = [name for name in _CORE.split() if exists(name)]
     modules = [f"gazette_platform.{name}" for name in core]
     modules += [target.partition(":")[0] for target in PROJECT["project"]["scripts"].values()]
+    # Settings of Kafka, and commands that ask brokers for topics.
+    modules += ["gazette_platform.kafka.config", "gazette_platform.cli.gazctl.kafka"]
     program = f"""
 import importlib, sys
 heavy = set({HEAVY.split()!r})

@@ -10,7 +10,7 @@ pytest.importorskip("kio")
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.group_types import (
+from gazette_platform.kafka.coordinator.group_types import (
     GroupLimits,
     GroupState,
     Join,
@@ -19,7 +19,7 @@ from gazette_platform.kafka.group_types import (
     Sync,
     Synced,
 )
-from gazette_platform.kafka.groups import Group
+from gazette_platform.kafka.coordinator.groups import Group
 
 RANGE = (Protocol("range", b"topics"),)
 BOTH = (Protocol("range", b"topics"), Protocol("sticky", b"topics"))

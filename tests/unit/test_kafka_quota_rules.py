@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from gazette_platform.kafka import quotas
-from gazette_platform.kafka.quotas import Quota
+from gazette_platform.kafka import access
+from gazette_platform.kafka.access import Quota
 
 RATE = 1000
 
@@ -37,7 +37,7 @@ def test_who_waits_as_long_as_asked_keeps_the_rate(seed):
 
 
 def test_callers_are_bounded_and_those_that_wait_are_kept(monkeypatch):
-    monkeypatch.setattr(quotas, "_CALLERS_MAX", 10)
+    monkeypatch.setattr(access, "_CALLERS_MAX", 10)
     quota = Quota(RATE)
     quota.take("busy", 100 * RATE, 0.0)
     for number in range(1000):

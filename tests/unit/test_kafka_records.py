@@ -256,7 +256,8 @@ foreign_lines = st.one_of(
 @settings(deadline=None, max_examples=200)
 def test_no_line_of_another_writer_stops_consumers(lines, form):
     """Whatever it holds, its record ends at its last byte, and those around it are whole."""
-    good, _ = encode(form, [(7, None, b'{"a":1}', [])])
+    # Of the form avro it names no schema, as the lines of other writers.
+    good, _ = encode(Form.JSON if form is Form.AVRO else form, [(7, None, b'{"a":1}', [])])
     content = b"".join(good + line + b"\n" for line in lines) + good
     batch, found = records_in(fetch(form, content, else_ms=9))
     ends = [1000 + at for at, byte in enumerate(content) if byte == 0x0A]

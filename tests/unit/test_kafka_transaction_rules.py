@@ -10,8 +10,7 @@ pytest.importorskip("kio")
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.kafka.transactions import (
+from gazette_platform.kafka.coordinator.transactions import (
     EPOCH_MAX,
     GROUPS_MAX,
     JOURNALS_MAX,
@@ -23,6 +22,7 @@ from gazette_platform.kafka.transactions import (
     expire,
     init_producer,
 )
+from gazette_platform.kafka.failures import KafkaError
 
 ME = (7, 0)
 NEW = begin_producer(7, 1000, now_ms=50)

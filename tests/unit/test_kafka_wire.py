@@ -15,9 +15,15 @@ from gazette_platform.etcd import EtcdClient
 from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
 from gazette_platform.kafka.produce import Produce
-from gazette_platform.kafka.quotas import Quotas
-from gazette_platform.kafka.server import Budget, Connection
-from gazette_platform.kafka.wire import API_VERSIONS, Api, Login, read_call, versions_answer
+from gazette_platform.kafka.server import Login
+from gazette_platform.kafka.wire import (
+    API_VERSIONS,
+    Api,
+    Budget,
+    Connection,
+    read_call,
+    versions_answer,
+)
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.serving.auth import Authenticator
@@ -90,7 +96,7 @@ class Gateway:
             faults=Faults(),
             metrics=KafkaMetrics(),
             auth=self._auth,
-            quotas=Quotas(0, 0),
+            quotas={},
         ).run()
 
     @contextlib.asynccontextmanager

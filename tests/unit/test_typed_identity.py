@@ -11,7 +11,7 @@ from gazette_platform.lake.typed.planning.ranges import (
     plan_run,
 )
 from gazette_platform.lake.typed.planning.state import JournalState, TypedState
-from gazette_platform.lake.typed.tables.rollback import Reread, Rollback, reread
+from gazette_platform.lake.typed.tables.progress import Reread, Rollback, reread
 from gazette_platform.protocol import DOUBTED, Fragment, created_by
 
 J = "a/b"

@@ -59,6 +59,16 @@ KAFKA_OPTIONS = (
         "advertise", str, "HOST or HOST:PORT that clients of Kafka are given, if it is another."
     ),
     _kafka("prefix", str, "What the names of journals begin with that clients of Kafka create."),
+    _kafka(
+        "registry",
+        str,
+        "URL of a registry of schemas, as http://host:8081. Default: the brokers' own, which is in etcd.",
+    ),
+    _kafka(
+        "registry-port",
+        int,
+        "TCP port for clients of the brokers' own registry of schemas, 0 for any free one. Default: none.",
+    ),
     _kafka("auto-create", bool, "Create topics that clients ask for and that do not exist."),
     _kafka("partitions", int, "Partitions of topics whose creator does not say how many."),
     _kafka("replication", int, "Replication of topics whose creator does not say."),
@@ -205,8 +215,10 @@ def kafka_config(values: Mapping[str, Any]) -> KafkaConfig | None:
     config = KafkaConfig(**settings_of(KAFKA_OPTIONS, values, KafkaConfig))
     if config.port is None:
         return None
-    for package in ("kio", "aiokafka"):
+    for package in ("kio", "aiokafka", "fastavro"):
         required(package, extra="kafka", by="clients of Kafka (--kafka.port)")
+    if config.registry_port is not None:
+        required("avro", extra="kafka", by="registries of schemas (--kafka.registry-port)")
     return config
 
 

@@ -37,13 +37,13 @@ from gazette_platform.lake.typed.runs.backfilling import (
     fragments_of,
 )
 from gazette_platform.lake.typed.runs.journals import journals_now
-from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
-from gazette_platform.lake.typed.tables.rollback import (
+from gazette_platform.lake.typed.tables.progress import (
     Reread,
     accept_rollback,
     look_at_rollback,
     reread,
 )
+from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.ops.clock import SystemClock
 
 

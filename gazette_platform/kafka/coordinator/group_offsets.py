@@ -1,4 +1,4 @@
-"""OffsetCommit, OffsetFetch and OffsetDelete: what consumer groups have read.
+"""OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete: what consumer groups have read.
 
 An offset is stored with the journal that it was for. If the journal was deleted and created again, the offset is not shown any
 more, and the consumer begins as its ``auto.offset.reset`` says.
@@ -13,29 +13,34 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 
 from gazette_platform.errors import Fenced, GazetteError
+from gazette_platform.kafka.coordinator.group_store import Committed
+from gazette_platform.kafka.coordinator.transactions import check_producer
+from gazette_platform.kafka.coordinator.txn_coordinator import known_code
 from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.group_store import Committed
-from gazette_platform.kafka.wire import Api, check_group
+from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gazette_platform.kafka.access import Access
+    from gazette_platform.kafka.coordinator.group_store import Offsets
+    from gazette_platform.kafka.coordinator.groups import Group
+    from gazette_platform.kafka.coordinator.live_groups import LiveGroup, LiveGroups
+    from gazette_platform.kafka.coordinator.live_transactions import StoredTransaction, TxnStore
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.group_store import Offsets
-    from gazette_platform.kafka.groups import Group
-    from gazette_platform.kafka.live_groups import LiveGroup, LiveGroups
-    from gazette_platform.kafka.wire import Call, Peer
+    from gazette_platform.kafka.wire import Call
 
-METADATA_CHARS_MAX: Final = 4096
+
+_METADATA_CHARS_MAX: Final = 4096
 _NONE: Final = Committed(-1, -1, "", 0, 0)
 
 Errors = dict[tuple[str, int], ErrorCode]
 """By topic and partition."""
 
 
-async def checked_offsets(
-    gateway: Gateway, peer: Peer, topics: Iterable[Any], *, now_ms: int
+async def _checked(
+    gateway: Gateway, access: Access, topics: Iterable[Any], *, now_ms: int
 ) -> tuple[dict[str, Offsets], Errors]:
     """Offsets of a request that may be stored, by topic, and the errors of all of its partitions.
 
@@ -50,11 +55,11 @@ async def checked_offsets(
         for one in topic.partitions:
             number, metadata = one.partition_index, one.committed_metadata or ""
             error = ErrorCode.none
-            if len(metadata) > METADATA_CHARS_MAX:
+            if len(metadata) > _METADATA_CHARS_MAX:
                 error = ErrorCode.offset_metadata_too_large
             else:
                 try:
-                    partition = await gateway.partition(peer, Capability.READ, topic.name, number)
+                    partition = await gateway.partition(access, Capability.READ, topic.name, number)
                     epoch = getattr(one, "committed_leader_epoch", -1)
                     created = partition.listing.created
                     committed = Committed(one.committed_offset, epoch, metadata, created, now_ms)
@@ -65,7 +70,7 @@ async def checked_offsets(
     return accepted, errors
 
 
-def offset_answers(call: Call, name: str, topics: Iterable[Any], errors: Errors) -> tuple[Any, ...]:
+def _answers(call: Call, name: str, topics: Iterable[Any], errors: Errors) -> tuple[Any, ...]:
     """The part of an answer that names the error of each partition of a request.
 
     Args:
@@ -90,17 +95,23 @@ def offset_answers(call: Call, name: str, topics: Iterable[Any], errors: Errors)
 
 @final
 class GroupOffsets:
-    """Answers the calls about committed offsets."""
+    """Answers the calls about committed offsets.
 
-    def __init__(self, gateway: Gateway, groups: LiveGroups) -> None:
+    Args:
+        transactions: that commit some of them.
+    """
+
+    def __init__(self, gateway: Gateway, groups: LiveGroups, transactions: TxnStore) -> None:
         self._gateway = gateway
         self._groups = groups
+        self._transactions = transactions
 
     @property
     def apis(self) -> Iterable[Api]:
         """The calls that it answers."""
         yield Api(8, "offset_commit", 2, 9, self._commit)
         yield Api(9, "offset_fetch", 1, 9, self._fetch)
+        yield Api(28, "txn_offset_commit", 0, 4, self._commit_for_transaction)
         yield Api(47, "offset_delete", 0, 0, self._delete)
 
     async def start(self) -> None:
@@ -116,14 +127,14 @@ class GroupOffsets:
         errors: Errors = {}
         refused = ErrorCode.none
         try:
-            check_group(call)
+            call.peer.access.check_group()
             generation = call.get("generation_id_or_member_epoch", call.get("generation_id", -1))
             if generation < 0:
                 live = await self._groups.get(request.group_id)
             else:
                 live = self._groups.of_member(request.group_id)
-            accepted, errors = await checked_offsets(
-                self._gateway, call.peer, request.topics, now_ms=self._groups.now_ms
+            accepted, errors = await _checked(
+                self._gateway, call.peer.access, request.topics, now_ms=self._groups.now_ms
             )
             # From here to the write nothing waits: the generation could end meanwhile.
             live.check()
@@ -141,7 +152,7 @@ class GroupOffsets:
                 for topic in request.topics
                 for one in topic.partitions
             }
-        topics = offset_answers(call, "OffsetCommit", request.topics, errors)
+        topics = _answers(call, "OffsetCommit", request.topics, errors)
         return call.new("OffsetCommitResponse", topics=topics)
 
     async def _store(self, live: LiveGroup, changes: dict[str, Any]) -> None:
@@ -152,6 +163,58 @@ class GroupOffsets:
         except Fenced as err:
             self._groups.end(live, ErrorCode.not_coordinator)
             raise KafkaError(ErrorCode.not_coordinator) from err
+
+    async def _commit_for_transaction(self, call: Call) -> Any:
+        request = call.request
+        try:
+            errors = await self._keep(call)
+        except GazetteError as err:
+            error = known_code(call, code_of(err), since=2)
+            errors = {
+                (topic.name, one.partition_index): error
+                for topic in request.topics
+                for one in topic.partitions
+            }
+        topics = _answers(call, "TxnOffsetCommit", request.topics, errors)
+        return call.new("TxnOffsetCommitResponse", topics=topics)
+
+    async def _keep(self, call: Call) -> Errors:
+        """Keep offsets until the transaction ends. This node coordinates the group, not the transaction."""
+        request, store = call.request, self._transactions
+        call.peer.access.check_group()
+        call.peer.access.check_any(
+            Capability.APPEND, ErrorCode.transactional_id_authorization_failed
+        )
+        self._groups.check(request.group_id)
+        generation, member_id = call.get("generation_id", -1), call.get("member_id", "")
+        group_revision: int | None = None
+        if generation >= 0 or member_id:
+            group = self._groups.of_member(request.group_id)
+            instance = call.get("group_instance_id")
+            error = group.group.commit_error(self._groups.now, member_id, instance, generation)
+            if error is not ErrorCode.none:
+                raise KafkaError(error)
+            group_revision = group.claim.revision
+        stored = await store.load(request.transactional_id)
+        if stored is None:
+            raise KafkaError(ErrorCode.invalid_producer_id_mapping)
+        _check_open(stored, (request.producer_id, request.producer_epoch), request.group_id)
+        accepted, errors = await _checked(
+            self._gateway, call.peer.access, request.topics, now_ms=self._groups.now_ms
+        )
+        if accepted:
+            try:
+                await store.add_pending(
+                    request.group_id,
+                    request.transactional_id,
+                    stored,
+                    accepted,
+                    group_revision=group_revision,
+                )
+            except Fenced as err:
+                # The client asks again, and learns what has changed.
+                raise KafkaError(ErrorCode.coordinator_load_in_progress, str(err)) from err
+        return errors
 
     # ------------------------------------------------------------ fetches
 
@@ -191,7 +254,7 @@ class GroupOffsets:
         """Offsets by topic and partition; of all that have one if `topics` is None."""
         store = self._groups.store
         try:
-            check_group(call)
+            call.peer.access.check_group()
             self._groups.check(group_id)
             # Before the offsets: a transaction that ends in between shows its offsets.
             pending = await store.pending(group_id) if is_stable else set()
@@ -242,7 +305,7 @@ class GroupOffsets:
         request = call.request
         errors: Errors = {}
         try:
-            check_group(call)
+            call.peer.access.check_group()
             self._groups.check(request.group_id)
             if await self._groups.store.record(request.group_id) is None:
                 raise KafkaError(ErrorCode.group_id_not_found)
@@ -256,7 +319,7 @@ class GroupOffsets:
                     error = ErrorCode.group_subscribed_to_topic if is_busy else ErrorCode.none
                     try:
                         await self._gateway.partition(
-                            call.peer, Capability.READ, topic.name, one.partition_index
+                            call.peer.access, Capability.READ, topic.name, one.partition_index
                         )
                     except KafkaError as err:
                         error = err.code
@@ -266,8 +329,15 @@ class GroupOffsets:
             await self._store(live, changes)
         except GazetteError as err:
             return call.new("OffsetDeleteResponse", error_code=code_of(err), topics=())
-        topics = offset_answers(call, "OffsetDelete", request.topics, errors)
+        topics = _answers(call, "OffsetDelete", request.topics, errors)
         return call.new("OffsetDeleteResponse", error_code=ErrorCode.none, topics=topics)
+
+
+def _check_open(stored: StoredTransaction, claimed: tuple[int, int], group_id: str) -> None:
+    transaction = stored.transaction
+    check_producer(transaction, claimed)
+    if transaction.ends_at_ms is None or group_id not in transaction.groups:
+        raise KafkaError(ErrorCode.invalid_txn_state)
 
 
 def _topics(

@@ -25,7 +25,7 @@ from typing import final
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.group_types import (
+from gazette_platform.kafka.coordinator.group_types import (
     ID_CHARS_MAX,
     GroupLimits,
     GroupState,
@@ -167,7 +167,7 @@ class Group:
 
     def _replace(self, now: float, number: int, request: Join, former: Member) -> None:
         """A static member restarted: it gets a new name, and its former self is fenced."""
-        self._fence(former)
+        self._end_waits(former, ErrorCode.fenced_instance_id)
         was_leader = self.leader == former.member_id
         metadata = former.metadata(self.protocol)
         del self.members[former.member_id]
@@ -193,12 +193,11 @@ class Group:
             joined = joined._replace(leader=former_id, members=())
         self.answers.append((number, joined))
 
-    def _fence(self, member: Member) -> None:
-        fenced = ErrorCode.fenced_instance_id
+    def _end_waits(self, member: Member, error: ErrorCode) -> None:
         if member.joining is not None:
-            self._refuse_join(member.joining, fenced, member.member_id)
+            self._refuse_join(member.joining, error, member.member_id)
         if member.syncing is not None:
-            self.answers.append((member.syncing, Synced(fenced)))
+            self.answers.append((member.syncing, Synced(error)))
         member.joining = member.syncing = None
 
     def _update(self, member: Member, request: Join) -> None:
@@ -431,11 +430,7 @@ class Group:
         return ErrorCode.none if member_id in self.members else ErrorCode.unknown_member_id
 
     def _remove(self, member: Member) -> None:
-        gone = ErrorCode.unknown_member_id
-        if member.joining is not None:
-            self._refuse_join(member.joining, gone, member.member_id)
-        if member.syncing is not None:
-            self.answers.append((member.syncing, Synced(gone)))
+        self._end_waits(member, ErrorCode.unknown_member_id)
         del self.members[member.member_id]
         self._bytes -= size_of(member.protocols)
         if member.instance_id is not None:
@@ -488,11 +483,7 @@ class Group:
     def end(self, error: ErrorCode) -> None:
         """Answer all that wait with an error: another node coordinates this group now."""
         for one in self.members.values():
-            if one.joining is not None:
-                self._refuse_join(one.joining, error, one.member_id)
-            if one.syncing is not None:
-                self.answers.append((one.syncing, Synced(error)))
-            one.joining = one.syncing = None
+            self._end_waits(one, error)
         self.members.clear()
         self._static.clear()
         self._pending.clear()

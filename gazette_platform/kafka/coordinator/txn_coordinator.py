@@ -9,33 +9,28 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.errors import Fenced, GazetteError
-from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.group_coordinator import GroupCoordinator
-from gazette_platform.kafka.group_offsets import GroupOffsets, checked_offsets, offset_answers
-from gazette_platform.kafka.live_groups import LiveGroups
-from gazette_platform.kafka.live_transactions import LiveTransactions
-from gazette_platform.kafka.topics import Form
-from gazette_platform.kafka.transactions import (
+from gazette_platform.errors import GazetteError
+from gazette_platform.kafka.coordinator.transactions import (
     TxnState,
     add_to,
     begin_producer,
-    check_producer,
     end_transaction,
     init_producer,
 )
-from gazette_platform.kafka.wire import Api, check_group
+from gazette_platform.kafka.failures import KafkaError, code_of
+from gazette_platform.kafka.topics import Form
+from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gazette_platform.kafka.coordinator.live_transactions import (
+        LiveTransaction,
+        LiveTransactions,
+    )
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.group_store import GroupStore
-    from gazette_platform.kafka.live_transactions import LiveTransaction
-    from gazette_platform.kafka.produce import Lanes
-    from gazette_platform.kafka.txn_store import StoredTransaction, TxnStore
-    from gazette_platform.kafka.wire import Call, Part
+    from gazette_platform.kafka.wire import Call
 
 _log = logging.getLogger(__name__)
 
@@ -48,18 +43,11 @@ _END_S: Final = 10.0
 
 @final
 class TxnCoordinator:
-    """Answers the calls of producers about transactions.
+    """Answers the calls of producers about transactions."""
 
-    Args:
-        groups: those whose offsets transactions commit.
-    """
-
-    def __init__(
-        self, gateway: Gateway, transactions: LiveTransactions, groups: LiveGroups
-    ) -> None:
+    def __init__(self, gateway: Gateway, transactions: LiveTransactions) -> None:
         self._gateway = gateway
         self._transactions = transactions
-        self._groups = groups
 
     @property
     def apis(self) -> Iterable[Api]:
@@ -68,7 +56,6 @@ class TxnCoordinator:
         yield Api(24, "add_partitions_to_txn", 0, 3, self._add_partitions)
         yield Api(25, "add_offsets_to_txn", 0, 4, self._add_offsets)
         yield Api(26, "end_txn", 0, 4, self._end)
-        yield Api(28, "txn_offset_commit", 0, 4, self._commit_offsets)
         yield Api(65, "describe_transactions", 0, 0, self._describe)
         yield Api(66, "list_transactions", 0, 1, self._list)
 
@@ -98,7 +85,7 @@ class TxnCoordinator:
                     request.transactional_id, claimed, timeout_ms
                 )
         except GazetteError as err:
-            error = _old_code(call, code_of(err), since=4)
+            error = known_code(call, code_of(err), since=4)
         return call.new(
             "InitProducerIdResponse",
             error_code=error,
@@ -170,7 +157,7 @@ class TxnCoordinator:
                 await self._add(request.v3_and_below_transactional_id, claimed, journals=journals)
                 errors = dict.fromkeys(errors, ErrorCode.none)
         except GazetteError as err:
-            error = _old_code(call, code_of(err), since=2)
+            error = known_code(call, code_of(err), since=2)
             errors = {(one.name, number): error for one in topics for number in one.partitions}
         results = tuple(
             call.new(
@@ -200,7 +187,9 @@ class TxnCoordinator:
 
     async def _journal(self, call: Call, topic: str, number: int) -> str:
         """The journal of a partition. Raises: KafkaError: there is none, or it holds no transactions."""
-        partition = await self._gateway.partition(call.peer, Capability.APPEND, topic, number)
+        partition = await self._gateway.partition(
+            call.peer.access, Capability.APPEND, topic, number
+        )
         if partition.form is Form.PLAIN:
             text = f"topic {topic} holds no transactions (kafka.meta=none)"
             raise KafkaError(ErrorCode.unsupported_for_message_format, text)
@@ -212,12 +201,12 @@ class TxnCoordinator:
         try:
             if not request.group_id:
                 raise KafkaError(ErrorCode.invalid_group_id)
-            check_group(call)
+            call.peer.access.check_group()
             await self._allow(call, request.transactional_id)
             claimed = request.producer_id, request.producer_epoch
             await self._add(request.transactional_id, claimed, groups=(request.group_id,))
         except GazetteError as err:
-            error = _old_code(call, code_of(err), since=2)
+            error = known_code(call, code_of(err), since=2)
         return call.new("AddOffsetsToTxnResponse", error_code=error)
 
     async def _add(
@@ -235,58 +224,6 @@ class TxnCoordinator:
             following = add_to(former, claimed, journals=journals, groups=groups, now_ms=now_ms)
             if following != former:
                 await self._transactions.save(live, following)
-
-    async def _commit_offsets(self, call: Call) -> Any:
-        request = call.request
-        try:
-            errors = await self._keep_offsets(call)
-        except GazetteError as err:
-            error = _old_code(call, code_of(err), since=2)
-            errors = {
-                (topic.name, one.partition_index): error
-                for topic in request.topics
-                for one in topic.partitions
-            }
-        topics = offset_answers(call, "TxnOffsetCommit", request.topics, errors)
-        return call.new("TxnOffsetCommitResponse", topics=topics)
-
-    async def _keep_offsets(self, call: Call) -> dict[tuple[str, int], ErrorCode]:
-        """Keep offsets until the transaction ends. This node coordinates the group, not the transaction."""
-        request, store = call.request, self._transactions.store
-        check_group(call)
-        call.peer.access.check_any(
-            Capability.APPEND, ErrorCode.transactional_id_authorization_failed
-        )
-        self._groups.check(request.group_id)
-        generation, member_id = call.get("generation_id", -1), call.get("member_id", "")
-        group_revision: int | None = None
-        if generation >= 0 or member_id:
-            group = self._groups.of_member(request.group_id)
-            instance = call.get("group_instance_id")
-            error = group.group.commit_error(self._groups.now, member_id, instance, generation)
-            if error is not ErrorCode.none:
-                raise KafkaError(error)
-            group_revision = group.claim.revision
-        stored = await store.load(request.transactional_id)
-        if stored is None:
-            raise KafkaError(ErrorCode.invalid_producer_id_mapping)
-        _check_open(stored, (request.producer_id, request.producer_epoch), request.group_id)
-        accepted, errors = await checked_offsets(
-            self._gateway, call.peer, request.topics, now_ms=self._groups.now_ms
-        )
-        if accepted:
-            try:
-                await store.add_pending(
-                    request.group_id,
-                    request.transactional_id,
-                    stored,
-                    accepted,
-                    group_revision=group_revision,
-                )
-            except Fenced as err:
-                # The client asks again, and learns what has changed.
-                raise KafkaError(ErrorCode.coordinator_load_in_progress, str(err)) from err
-        return errors
 
     # ------------------------------------------------------------ ends
 
@@ -306,7 +243,7 @@ class TxnCoordinator:
                 # The decision stands, so the answer is the same if this takes longer.
                 await asyncio.wait({self._transactions.end(live)}, timeout=_END_S)
         except GazetteError as err:
-            error = _old_code(call, code_of(err), since=2)
+            error = known_code(call, code_of(err), since=2)
         return call.new("EndTxnResponse", error_code=error)
 
     # ------------------------------------------------------------ looking at transactions
@@ -396,27 +333,8 @@ class TxnCoordinator:
         )
 
 
-def _check_open(stored: StoredTransaction, claimed: tuple[int, int], group_id: str) -> None:
-    transaction = stored.transaction
-    check_producer(transaction, claimed)
-    if transaction.ends_at_ms is None or group_id not in transaction.groups:
-        raise KafkaError(ErrorCode.invalid_txn_state)
-
-
-def _old_code(call: Call, code: ErrorCode, *, since: int) -> ErrorCode:
+def known_code(call: Call, code: ErrorCode, *, since: int) -> ErrorCode:
     """The code that clients know: those of versions before `since` know no PRODUCER_FENCED."""
     if code is ErrorCode.producer_fenced and call.version < since:
         return ErrorCode.invalid_producer_epoch
     return code
-
-
-def coordinator_parts(
-    gateway: Gateway, groups: GroupStore, transactions: TxnStore, lanes: Lanes
-) -> tuple[Part, ...]:
-    """All that answers calls about groups and transactions."""
-    live = LiveGroups(gateway, groups)
-    return (
-        GroupCoordinator(gateway, live),
-        GroupOffsets(gateway, live),
-        TxnCoordinator(gateway, LiveTransactions(gateway, transactions, lanes), live),
-    )

@@ -1,34 +1,278 @@
-"""FindCoordinator, and the calls through which members of consumer groups join, stay and leave.
+"""The consumer groups that this node coordinates: the state machines of `groups`, driven by requests, time and etcd.
 
-The rules are those of `groups`; here requests of any version become its calls, and its answers become responses.
+Requests of any version, through which members join, stay and leave, become calls of `groups`, and its answers become responses.
+
+The coordinator of a group is the node that all nodes compute from its name. When nodes come or go, the former coordinator ends
+the group with NOT_COORDINATOR, and its members join again at the next one, which claims the group in etcd. Nodes may disagree
+for a moment: the claim decides, as every write compares it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, final
 from uuid import uuid4
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.errors import GazetteError
+from gazette_platform.errors import EtcdError, Fenced, GazetteError
+from gazette_platform.kafka.coordinator.group_store import Claim, GroupRecord, GroupStore, newest_ms
+from gazette_platform.kafka.coordinator.group_types import (
+    ID_CHARS_MAX,
+    GroupLimits,
+    GroupState,
+    Join,
+    Joined,
+    Protocol,
+    Sync,
+    Synced,
+)
+from gazette_platform.kafka.coordinator.groups import Group
 from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.group_types import GroupState, Join, Joined, Protocol, Sync, Synced
-from gazette_platform.kafka.live_groups import Later, group_place
-from gazette_platform.kafka.live_transactions import transaction_place
-from gazette_platform.kafka.wire import Api, check_group
+from gazette_platform.kafka.wire import Api, Later
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.group_store import GroupRecord
-    from gazette_platform.kafka.live_groups import LiveGroup, LiveGroups
     from gazette_platform.kafka.wire import Call
+
+_log = logging.getLogger(__name__)
+
+_GROUPS_MAX: Final = 10_000
+_TICK_S: Final = 0.1
+_IDLE_S: Final = 60.0
+_SWEEP_S: Final = 3600.0
+_KEPT_MS: Final = 7 * 24 * 3600 * 1000
+"""How long offsets of a group without members are kept, as Kafka keeps them."""
+
+
+@final
+@dataclass(slots=True, eq=False)
+class LiveGroup:
+    """A group in this node's memory.
+
+    Attributes:
+        lock: of whoever moves the group on; what it does is stored before another goes on.
+    """
+
+    group: Group
+    claim: Claim
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    used_at: float = 0.0
+    ended_by: ErrorCode = ErrorCode.none
+
+    def check(self) -> None:
+        """Raises: KafkaError: this node does not coordinate the group any more."""
+        if self.ended_by is not ErrorCode.none:
+            raise KafkaError(self.ended_by)
+
+
+@final
+class LiveGroups:
+    """See the module."""
+
+    def __init__(
+        self, gateway: Gateway, store: GroupStore, limits: GroupLimits | None = None
+    ) -> None:
+        self._gateway = gateway
+        self.store = store
+        self._limits = limits or GroupLimits()
+        self._groups: dict[str, LiveGroup] = {}
+        self._loading: dict[str, asyncio.Lock] = {}
+        self._numbers = 0
+        self._nodes: frozenset[int] = frozenset()
+        self._swept_at = -math.inf
+        gauges = gateway.metrics.gauges
+        gauges["groups"] = self._groups.__len__
+        gauges["group_members"] = lambda: sum(
+            len(live.group.members) for live in self._groups.values()
+        )
+
+    def start(self) -> None:
+        """Begin to watch the time."""
+        self.store.start()
+        self._gateway.tasks.keep(self._watch, name="kafka group time")
+
+    def stop(self) -> None:
+        """Send all members to other nodes."""
+        for live in [*self._groups.values()]:
+            self.end(live, ErrorCode.not_coordinator)
+
+    @property
+    def now(self) -> float:
+        """Seconds, of the clock of all groups."""
+        return self._gateway.clock.monotonic()
+
+    @property
+    def now_ms(self) -> int:
+        """Unix milliseconds."""
+        return int(self._gateway.clock.unix_s() * 1000)
+
+    def is_ours(self, group_id: str) -> bool:
+        """Whether this node coordinates the group."""
+        nodes = self._gateway.nodes
+        return nodes.coordinator("group", group_id).id == nodes.own.id
+
+    def check(self, group_id: str) -> None:
+        """Raises: KafkaError: a group cannot have this name, or another node coordinates it."""
+        if not group_id or len(group_id) > ID_CHARS_MAX:
+            raise KafkaError(ErrorCode.invalid_group_id)
+        if not self.is_ours(group_id):
+            raise KafkaError(ErrorCode.not_coordinator)
+
+    def known(self, group_id: str) -> LiveGroup | None:
+        """A group that is in memory."""
+        return self._groups.get(group_id)
+
+    def of_member(self, group_id: str) -> LiveGroup:
+        """The group of one who says that it is a member. Raises: KafkaError: it is none."""
+        self.check(group_id)
+        live = self._groups.get(group_id)
+        if live is None:
+            raise KafkaError(ErrorCode.unknown_member_id)
+        live.used_at = self.now
+        return live
+
+    async def get(self, group_id: str) -> LiveGroup:
+        """A group, which this node claims if it is not in memory.
+
+        Raises: KafkaError; EtcdError. Cancellation: safe.
+        """
+        self.check(group_id)
+        live = self._groups.get(group_id)
+        if live is None:
+            lock = self._loading.setdefault(group_id, asyncio.Lock())
+            try:
+                async with lock:
+                    live = self._groups.get(group_id) or await self._load(group_id)
+            finally:
+                if not lock.locked():
+                    self._loading.pop(group_id, None)
+        live.used_at = self.now
+        return live
+
+    async def _load(self, group_id: str) -> LiveGroup:
+        if len(self._groups) >= _GROUPS_MAX:
+            self._drop_idle(0.0)
+        if len(self._groups) >= _GROUPS_MAX:
+            raise KafkaError(
+                ErrorCode.group_max_size_reached, f"this node coordinates {_GROUPS_MAX} groups"
+            )
+        claim = await self.store.claim(group_id, self._gateway.nodes.own.id, now_ms=self.now_ms)
+        self.check(group_id)
+        group = Group(group_id, self._limits, claim.record.generation)
+        live = self._groups[group_id] = LiveGroup(group, claim)
+        return live
+
+    # ------------------------------------------------------------ moving on
+
+    def wait(self, live: LiveGroup) -> tuple[int, asyncio.Future[Any]]:
+        """A number for a request, and the future of its answer."""
+        self._numbers += 1
+        future: asyncio.Future[Joined | Synced] = asyncio.get_running_loop().create_future()
+        live.waiting[self._numbers] = future
+        return self._numbers, future
+
+    async def settle(self, live: LiveGroup) -> None:
+        """Store a new generation, then send the answers that are due. The caller holds the lock.
+
+        If it cannot be stored, the group ends here: its members ask for the coordinator again.
+        """
+        group = live.group
+        if group.generation != live.claim.record.generation:
+            record = GroupRecord(
+                group.generation,
+                self._gateway.nodes.own.id,
+                group.protocol_type or "",
+                group.protocol or "",
+                self.now_ms,
+            )
+            try:
+                await self.store.save(live.claim, record)
+            except GazetteError as err:
+                _log.warning("group %s ends on this node: %s", group.group_id, err)
+                is_fenced = isinstance(err, Fenced)
+                self.end(live, ErrorCode.not_coordinator if is_fenced else code_of(err))
+                return
+        self._send(live)
+
+    def _send(self, live: LiveGroup) -> None:
+        for number, answer in live.group.take_answers():
+            future = live.waiting.pop(number, None)
+            if future is not None and not future.done():
+                future.set_result(answer)
+
+    def end(self, live: LiveGroup, error: ErrorCode) -> None:
+        """Forget a group; all that wait get the error."""
+        if self._groups.get(live.group.group_id) is live:
+            del self._groups[live.group.group_id]
+        live.ended_by = error
+        # What was decided and not stored never was.
+        live.group.answers = [(n, one._replace(error=error)) for n, one in live.group.answers]
+        live.group.end(error)
+        self._send(live)
+
+    # ------------------------------------------------------------ time
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = self.now
+            nodes = frozenset(self._gateway.nodes.live)
+            if nodes != self._nodes:
+                self._nodes = nodes
+                self._end_moved()
+            for live in [*self._groups.values()]:
+                if live.group.wakes_at <= now and not live.lock.locked():
+                    self._gateway.tasks.spawn(self._tick(live), name="kafka group tick")
+            self._drop_idle(_IDLE_S)
+            if now - self._swept_at > _SWEEP_S:
+                self._swept_at = now
+                self._gateway.tasks.spawn(self._sweep(), name="kafka group sweep")
+
+    def _end_moved(self) -> None:
+        for live in [*self._groups.values()]:
+            if not self.is_ours(live.group.group_id):
+                _log.info("group %s moves to another node", live.group.group_id)
+                self.end(live, ErrorCode.not_coordinator)
+
+    async def _tick(self, live: LiveGroup) -> None:
+        async with live.lock:
+            if live.ended_by is ErrorCode.none:
+                live.group.tick(self.now)
+                await self.settle(live)
+
+    def _drop_idle(self, idle_s: float) -> None:
+        """Forget groups without members: etcd has all of them."""
+        limit = self.now - idle_s
+        for live in [*self._groups.values()]:
+            is_empty = live.group.state is GroupState.EMPTY and live.group.wakes_at == math.inf
+            if is_empty and live.used_at <= limit and not live.lock.locked() and not live.waiting:
+                del self._groups[live.group.group_id]
+
+    async def _sweep(self) -> None:
+        """Remove groups without members that have committed nothing for a week."""
+        try:
+            for group_id, (record, revision) in (await self.store.all_groups()).items():
+                limit = self.now_ms - _KEPT_MS
+                if record.at_ms > limit or group_id in self._groups or not self.is_ours(group_id):
+                    continue
+                offsets = await self.store.offsets(group_id)
+                if newest_ms(record, [*offsets.values()]) <= limit:
+                    _log.info("group %s was not used for a week, and is removed", group_id)
+                    await self.store.delete(group_id, revision)
+        except EtcdError as err:
+            _log.warning("groups that are not used any more stay: %s", err)
+
 
 _CLIENT_ID_CHARS_MAX: Final = 200
 _NO_OPERATIONS: Final = -(1 << 31)
-_KEY_GROUP, _KEY_TRANSACTION = 0, 1
 
 
 @final
@@ -42,7 +286,6 @@ class GroupCoordinator:
     @property
     def apis(self) -> Iterable[Api]:
         """The calls that it answers."""
-        yield Api(10, "find_coordinator", 0, 5, self._find)
         yield Api(11, "join_group", 0, 9, self._join)
         yield Api(12, "heartbeat", 0, 4, self._heartbeat)
         yield Api(13, "leave_group", 0, 5, self._leave)
@@ -58,40 +301,6 @@ class GroupCoordinator:
     async def stop(self) -> None:
         """Send all members to other nodes."""
         self._groups.stop()
-
-    # ------------------------------------------------------------ coordinators
-
-    async def _find(self, call: Call) -> Any:
-        kind = call.get("key_type", _KEY_GROUP)
-        keys = call.get("coordinator_keys")
-        one = keys is None
-        found = [self._coordinator(kind, key) for key in ((call.request.key,) if one else keys)]
-        if one:
-            return call.new("FindCoordinatorResponse", **found[0])
-        coordinators = tuple(call.new("Coordinator", **fields) for fields in found)
-        return call.new("FindCoordinatorResponse", coordinators=coordinators)
-
-    def _coordinator(self, kind: int, key: str) -> dict[str, Any]:
-        places = {_KEY_GROUP: group_place, _KEY_TRANSACTION: transaction_place}
-        if kind not in places or not key:
-            text = f"a name of kind {kind} has no coordinator"
-            return {
-                "key": key,
-                "node_id": -1,
-                "host": "",
-                "port": -1,
-                "error_code": ErrorCode.invalid_request,
-                "error_message": text,
-            }
-        node = self._gateway.nodes.keeper(places[kind](key))
-        return {
-            "key": key,
-            "node_id": node.id,
-            "host": node.host,
-            "port": node.port,
-            "error_code": ErrorCode.none,
-            "error_message": None,
-        }
 
     # ------------------------------------------------------------ members
 
@@ -115,7 +324,7 @@ class GroupCoordinator:
             skips_assignment=call.version >= 9,
         )
         try:
-            check_group(call)
+            call.peer.access.check_group()
             live = await self._groups.get(request.group_id)
             async with live.lock:
                 live.check()
@@ -124,7 +333,7 @@ class GroupCoordinator:
                 await self._groups.settle(live)
         except GazetteError as err:
             return _joined(call, Joined(code_of(err), request.member_id))
-        return Later(future, lambda answer: _joined(call, answer))
+        return Later(lambda: _joined_when(call, future))
 
     async def _sync(self, call: Call) -> Any:
         request = call.request
@@ -137,7 +346,7 @@ class GroupCoordinator:
             assignments=tuple((one.member_id, one.assignment) for one in request.assignments),
         )
         try:
-            check_group(call)
+            call.peer.access.check_group()
             live = self._groups.of_member(request.group_id)
             async with live.lock:
                 live.check()
@@ -146,12 +355,12 @@ class GroupCoordinator:
                 await self._groups.settle(live)
         except GazetteError as err:
             return _synced(call, Synced(code_of(err)))
-        return Later(future, lambda answer: _synced(call, answer))
+        return Later(lambda: _synced_when(call, future))
 
     async def _heartbeat(self, call: Call) -> Any:
         request = call.request
         try:
-            check_group(call)
+            call.peer.access.check_group()
             live = self._groups.of_member(request.group_id)
             error = live.group.heartbeat(
                 self._groups.now,
@@ -168,7 +377,7 @@ class GroupCoordinator:
         leaving: tuple[Any, ...] = call.get("members") or (request,)
         names = [(one.member_id, getattr(one, "group_instance_id", None)) for one in leaving]
         try:
-            check_group(call)
+            call.peer.access.check_group()
             live = self._groups.of_member(request.group_id)
             async with live.lock:
                 live.check()
@@ -197,7 +406,7 @@ class GroupCoordinator:
         kind, protocol = "", ""
         members: tuple[Any, ...] = ()
         try:
-            check_group(call, Capability.LIST, of_all=True)
+            call.peer.access.check_group(Capability.LIST, of_all=True)
             self._groups.check(group_id)
             live = self._groups.known(group_id)
             if live is not None:
@@ -268,7 +477,7 @@ class GroupCoordinator:
 
     async def _deleted(self, call: Call, group_id: str) -> ErrorCode:
         try:
-            check_group(call, Capability.APPLY, of_all=True)
+            call.peer.access.check_group(Capability.APPLY, of_all=True)
             self._groups.check(group_id)
             if await self._groups.store.record(group_id) is None:
                 raise KafkaError(ErrorCode.group_id_not_found)
@@ -300,6 +509,10 @@ def _members(call: Call, live: LiveGroup) -> tuple[Any, ...]:
     )
 
 
+async def _joined_when(call: Call, future: asyncio.Future[Any]) -> Any:
+    return _joined(call, await asyncio.shield(future))
+
+
 def _joined(call: Call, answer: Joined) -> Any:
     protocol = answer.protocol
     if protocol is None and call.version < 7:
@@ -324,6 +537,10 @@ def _joined(call: Call, answer: Joined) -> Any:
         member_id=answer.member_id,
         members=members,
     )
+
+
+async def _synced_when(call: Call, future: asyncio.Future[Any]) -> Any:
+    return _synced(call, await asyncio.shield(future))
 
 
 def _synced(call: Call, answer: Synced) -> Any:

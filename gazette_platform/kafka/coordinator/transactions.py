@@ -27,6 +27,7 @@ from gazette_platform.kafka.failures import KafkaError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+
 EPOCH_MAX: Final = 32_766
 """After this one a producer gets another id."""
 

@@ -6,7 +6,7 @@
 ``…#offsets/<group>/<topic>``
     Offsets that the group has committed, by partition. Transactions write them too, so these writes compare revisions as well.
 ``…#pending/<group>/<transactional id>``
-    Offsets that an open transaction will commit (`txn_store`).
+    Offsets that an open transaction will commit (`live_transactions`).
 
 Names of groups and topics are percent-encoded. One task writes: all changes that wait are one transaction of etcd, up to
 `_BATCH_MAX` keys. So a thousand consumers that commit at once cost a few writes, and changes of a group keep their order.

@@ -1,0 +1,225 @@
+"""What the configs of a topic mean for the specs of its journals. Pure.
+
+| config | is |
+|---|---|
+| `retention.ms` | the retention of fragments; -1: for ever |
+| `compression.type` | the codec of fragments: none, gzip, snappy or zstd; ``producer`` leaves the default |
+| `segment.bytes` | the length of fragments |
+| `max.message.bytes` | a label; larger batches are refused |
+| `kafka.form`, `kafka.meta` | the labels of these names |
+| `cleanup.policy` | ``delete`` only: a journal is not compacted |
+
+Others are accepted, have no effect, and are named in the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+
+from gazette_platform.kafka.failures import KafkaError
+from gazette_platform.kafka.topics import FORM, META, PARTITION, TOPIC, form_of
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gazette_platform.kafka.config import KafkaConfig
+    from gazette_platform.kafka.topics import Topic
+
+ALTERABLE: Final = frozenset(
+    ("retention.ms", "segment.bytes", "compression.type", "max.message.bytes", "cleanup.policy")
+)
+"""Configs of a topic that exists, which clients may change."""
+MAX_BYTES: Final = "kafka.max-message-bytes"
+
+_MS_NS: Final = 1_000_000
+_LENGTH_MIN: Final = 1 << 20
+_REFRESH_NS: Final = 60 * 1_000_000_000
+_POSTFIX: Final = 'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
+_CODECS: Final = {
+    "uncompressed": CompressionCodec.NONE,
+    "none": CompressionCodec.NONE,
+    "gzip": CompressionCodec.GZIP,
+    "snappy": CompressionCodec.SNAPPY,
+    "zstd": CompressionCodec.ZSTANDARD,
+}
+_NAMES: Final = {codec: name for name, codec in _CODECS.items()}
+_CONTENT_TYPE: Final = "application/x-ndjson"
+_REPLICATION_MAX: Final = 9
+_PARTITIONS_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What the journals of a topic have in common."""
+
+    labels: LabelSet
+    fragment: FragmentSpec
+    replication: int
+    ignored: tuple[str, ...] = ()
+    """Configs without effect."""
+
+    def spec(self, topic: str, number: int, prefix: str) -> JournalSpec:
+        """The spec of a partition."""
+        labels = self.labels.with_value(TOPIC, topic).with_value(PARTITION, str(number))
+        name = f"{prefix}{topic}/part={number:03}"
+        spec = JournalSpec(name, self.replication, labels, self.fragment)
+        spec.validate()
+        return spec
+
+
+def check_count(count: int) -> int:
+    """Raises: KafkaError: it is not a possible number of partitions."""
+    if not 0 < count <= _PARTITIONS_MAX:
+        raise KafkaError(
+            ErrorCode.invalid_partitions, f"expected 1 to {_PARTITIONS_MAX} partitions, got {count}"
+        )
+    return count
+
+
+def template_of(
+    config: KafkaConfig,
+    stores: tuple[str, ...],
+    replication: int,
+    configs: Mapping[str, str | None],
+) -> Template:
+    """The template of a new topic.
+
+    Args:
+        stores: of its journals.
+        replication: -1: as `config` has it.
+
+    Raises: KafkaError: a config has a value that cannot be.
+    """
+    if not stores:
+        raise KafkaError(
+            ErrorCode.policy_violation,
+            "it is not known where to store topics (start the gateway with --kafka.store)",
+        )
+    if replication == -1:
+        replication = config.replication
+    if not 0 < replication <= _REPLICATION_MAX:
+        raise KafkaError(
+            ErrorCode.invalid_replication_factor,
+            f"expected 1 to {_REPLICATION_MAX} replicas, got {replication}",
+        )
+    template = Template(
+        LabelSet.of({"content-type": _CONTENT_TYPE}),
+        FragmentSpec(
+            length=config.fragment_length,
+            codec=CompressionCodec.ZSTANDARD,
+            stores=stores,
+            refresh_interval_ns=_REFRESH_NS,
+            path_postfix_template=_POSTFIX,
+        ),
+        replication,
+    )
+    for name, value in configs.items():
+        if value is not None:
+            template = _configured(template, name, value)
+    if form_of(template.labels) is None:
+        raise _bad(
+            FORM,
+            template.labels.value_of(FORM),
+            "json, avro or envelope; kafka.meta=none is for json",
+        )
+    return template
+
+
+def _configured(template: Template, name: str, value: str) -> Template:
+    fragment, labels = template.fragment, template.labels
+    match name:
+        case "retention.ms":
+            fragment = replace(fragment, retention_ns=max(0, _number(name, value, -1) * _MS_NS))
+        case "segment.bytes":
+            fragment = replace(fragment, length=max(_LENGTH_MIN, _number(name, value, 1)))
+        case "compression.type":
+            fragment = replace(fragment, codec=_codec(name, value, fragment.codec))
+        case "max.message.bytes":
+            labels = labels.with_value(MAX_BYTES, str(_number(name, value, 1)))
+        case "cleanup.policy":
+            if value != "delete":
+                raise _bad(
+                    name, value, "delete (journals are not compacted; tables with a key are)"
+                )
+        case "kafka.form" | "kafka.meta":
+            labels = labels.with_value(name, value)
+        case _:
+            return replace(template, ignored=(*template.ignored, name))
+    return replace(template, fragment=fragment, labels=labels)
+
+
+def altered_spec(
+    spec: JournalSpec, config: KafkaConfig, changes: Mapping[str, str | None]
+) -> JournalSpec:
+    """The spec of a partition once configs of its topic have changed.
+
+    Args:
+        changes: new values; None: the default.
+
+    Raises: KafkaError: a config has a value that cannot be, or none that could change.
+    """
+    defaults = {
+        "retention.ms": "-1",
+        "segment.bytes": str(config.fragment_length),
+        "compression.type": "zstd",
+        "cleanup.policy": "delete",
+    }
+    template = Template(spec.labels, spec.fragment, spec.replication)
+    for name, value in changes.items():
+        if name not in ALTERABLE:
+            raise KafkaError(
+                ErrorCode.invalid_config,
+                f"{name} of a topic cannot be changed here; {', '.join(sorted(ALTERABLE))} can",
+            )
+        if value is None and name == "max.message.bytes":
+            template = replace(template, labels=template.labels.without(MAX_BYTES))
+        else:
+            template = _configured(template, name, defaults[name] if value is None else value)
+    return replace(spec, labels=template.labels, fragment=template.fragment)
+
+
+def _codec(name: str, value: str, default: CompressionCodec) -> CompressionCodec:
+    if value == "producer":
+        return default
+    if value not in _CODECS:
+        raise _bad(name, value, f"producer, {', '.join(_CODECS)}")
+    return _CODECS[value]
+
+
+def _number(name: str, value: str, least: int) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise _bad(name, value, f"a number from {least} on")
+    return number
+
+
+def _bad(name: str, value: str, expected: str) -> KafkaError:
+    return KafkaError(ErrorCode.invalid_config, f"{name}={value}: expected {expected}")
+
+
+def configs_of(topic: Topic) -> dict[str, str]:
+    """The configs of a topic, as its first journal has them."""
+    spec = next(iter(topic.partitions.values())).listing.spec
+    fragment, labels = spec.fragment, spec.labels
+    retention = fragment.retention_ns // _MS_NS if fragment.retention_ns > 0 else -1
+    found = {
+        "cleanup.policy": "delete",
+        "compression.type": _NAMES.get(fragment.codec, "producer"),
+        "max.message.bytes": labels.value_of(MAX_BYTES) or str(16 << 20),
+        "message.timestamp.type": "CreateTime",
+        "min.insync.replicas": str(max(1, spec.replication)),
+        "retention.bytes": "-1",
+        "retention.ms": str(retention),
+        "segment.bytes": str(fragment.length),
+        FORM: labels.value_of(FORM) or "json",
+    }
+    if labels.value_of(META):
+        found[META] = labels.value_of(META)
+    return found
