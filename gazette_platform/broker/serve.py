@@ -312,6 +312,7 @@ class Broker:
             faults=faults,
             executor=compressors,
             directory=config.spool_dir,
+            is_member=lambda: not self._membership.problem,
         )
         executor = self._threads(_APPEND_THREADS, "spool")
         self._leftovers = Leftovers(

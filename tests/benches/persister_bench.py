@@ -84,6 +84,7 @@ class PersisterBench:
         self.pauses = []
         self.retries = asyncio.Semaphore(0)
         self.files = []
+        self.is_member = True
         self.configure("file:///")
         self.persister = Persister(
             registry=self.registry,
@@ -96,6 +97,7 @@ class PersisterBench:
             executor=executor,
             directory=scratch,
             sleep=self.sleep,
+            is_member=lambda: self.is_member,
             rng=SimpleNamespace(uniform=lambda low, high: (low + high) / 2),
         )
 

@@ -10,7 +10,10 @@ import asyncio
 import pytest
 from journal_specs import journal_spec
 
+from gazette_platform.broker import epochs
+from gazette_platform.broker.etcd_records import read_record, write_record
 from gazette_platform.broker.journal import claims, replica as replicas
+from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.testing.local import read_all
 from gazette_platform.testing.waiting import eventually, patient
@@ -34,8 +37,12 @@ async def start(cluster, tmp_path, zone):
     return await cluster.start(zone=f"zone-{zone}", spool_dir=spools)
 
 
-async def with_more_at_one(cluster, tmp_path):
-    """A journal with content at both of its brokers, and more at the replica. Returns: primary and replica."""
+async def with_more_at_one(cluster, tmp_path, *, is_closed=False):
+    """A journal with content at both of its brokers, and more at the replica. Returns: primary and replica.
+
+    Args:
+        is_closed: whether the primary had the replica close its fragment then.
+    """
     brokers = [await start(cluster, tmp_path, zone) for zone in "ab"]
     state = brokers[0]._context.space.state
     await cluster.apply(cluster.stub(brokers[0]), journal_spec(JOURNAL, 2, refresh_s=1))
@@ -48,6 +55,9 @@ async def with_more_at_one(cluster, tmp_path):
     await draft.write([b" more"], 5)
     await spool.keep(draft, spool.registers)
     spool.commit(draft, spool.registers)
+    if is_closed:
+        spool.roll(spool.end)
+        await spool.completed()
     # As one that is starved: nothing of what they do next reaches the other.
     await primary._server.stop(grace_s=0.0)
     await asyncio.gather(primary._lease.revoke(), other._lease.revoke())
@@ -62,8 +72,8 @@ def zone_of(broker):
 
 
 def stored(cluster):
-    paths = sorted((cluster.fragments / JOURNAL).iterdir())
-    return [path.read_bytes() for path in paths]
+    paths = (cluster.fragments / JOURNAL).glob("*")
+    return [path.read_bytes() for path in sorted(paths)]
 
 
 async def test_what_a_replica_stores_as_it_fails_does_not_stop_appends(cluster, tmp_path):
@@ -76,8 +86,9 @@ async def test_what_a_replica_stores_as_it_fails_does_not_stop_appends(cluster, 
         assert await read_all(cluster.stub(back), JOURNAL) == b"content more, and after"
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
 async def test_what_others_went_on_without_is_not_stored_by_a_replica_that_fails(
-    cluster, tmp_path, caplog, monkeypatch
+    cluster, tmp_path, caplog, monkeypatch, is_closed
 ):
     have_gone_on, say_end = asyncio.Event(), claims.say_end
 
@@ -86,7 +97,7 @@ async def test_what_others_went_on_without_is_not_stored_by_a_replica_that_fails
         await say_end(*args)
 
     monkeypatch.setattr(replicas, "say_end", say_late)
-    primary, other = await with_more_at_one(cluster, tmp_path)
+    primary, other = await with_more_at_one(cluster, tmp_path, is_closed=is_closed)
     back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
     async with client(back) as one:
         assert (await one.append(JOURNAL, b", others")).begin == 7
@@ -97,3 +108,72 @@ async def test_what_others_went_on_without_is_not_stored_by_a_replica_that_fails
         await start(cluster, tmp_path, zone_of(other))
         await eventually(lambda: f"{JOURNAL}: content [7, 12)" in caplog.text)
         assert await read_all(cluster.stub(back), JOURNAL) == b"content, others"
+
+
+async def never(*_args, **_options):
+    await asyncio.Event().wait()
+
+
+def is_unconfirmed(broker):
+    found = broker._resolver.replicas.get(JOURNAL)
+    return found is not None and found.spool.is_unconfirmed
+
+
+async def test_who_was_not_in_step_since_it_came_back_does_not_say_where_its_spool_ends(
+    cluster, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(replicas, "say_end", never)  # killed before that
+        primary, other = await with_more_at_one(cluster, tmp_path)
+        await other.abandon()
+    with monkeypatch.context() as patch:
+        patch.setattr(Replicator, "sync", never)
+        back = await start(cluster, tmp_path, zone_of(other))
+        await eventually(lambda: is_unconfirmed(back))
+        await back._lease.revoke()
+        async with asyncio.timeout(patient(10)):
+            await back.failed.wait()
+        await back.fail()
+    assert stored(cluster) == []
+    first, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
+    async with client(first) as one:
+        # Else readers would meet a gap, and wait for content that only a disk has.
+        assert (await one.append(JOURNAL, b", and after")).begin == 7
+        assert await read_all(cluster.stub(first), JOURNAL) == b"content, and after"
+
+
+async def fail(broker):
+    await broker._lease.revoke()
+    async with asyncio.timeout(patient(10)):
+        await broker.failed.wait()
+    await broker.fail()
+
+
+async def test_what_was_acknowledged_beside_a_broker_of_gazette_is_stored(cluster, tmp_path):
+    broker = await start(cluster, tmp_path, "a")
+    context = broker._context
+    await cluster.apply(cluster.stub(broker), journal_spec(JOURNAL, 1))
+    async with client(broker) as one:
+        await one.append(JOURNAL, b"content")
+        # As the primary does when a broker joins that keeps nothing: there are no holders then.
+        prefix, revision = context.config.etcd_prefix, replica(broker).create_revision
+        record, at = await read_record(context.etcd, prefix, JOURNAL)
+        claim = epochs.claim(record, create_revision=revision, holders=None, end=7)
+        assert await write_record(context.etcd, prefix, JOURNAL, claim.record, at)
+        await one.append(JOURNAL, b" that counts")
+    await fail(broker)
+    assert b"".join(stored(cluster)) == b"content that counts"
+
+
+async def test_an_unforeseen_error_keeps_no_content_from_the_store(cluster, tmp_path, monkeypatch):
+    async def say_end(*_):
+        raise RuntimeError("unforeseen")
+
+    cluster.expect(RuntimeError)
+    monkeypatch.setattr(replicas, "say_end", say_end)
+    broker = await start(cluster, tmp_path, "a")
+    await cluster.apply(cluster.stub(broker), journal_spec(JOURNAL, 1))
+    async with client(broker) as one:
+        await one.append(JOURNAL, b"content")
+    await fail(broker)
+    assert stored(cluster) == [b"content"]

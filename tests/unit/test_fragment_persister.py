@@ -20,7 +20,7 @@ from gazette_platform.fragment.index import FragmentLister
 from gazette_platform.protocol import (
     CompressionCodec,
 )
-from gazette_platform.testing.waiting import turns
+from gazette_platform.testing.waiting import eventually, patient, turns
 
 
 @pytest.fixture
@@ -46,6 +46,27 @@ async def test_pe1_replica_spools_queue_empty_ones_do_not(bench):
     assert bench.stored == [replica.fragment.content_path]
     assert bench.is_closed(replica)
     assert len(bench.persister) == 0
+
+
+async def test_replica_spools_stay_while_others_may_have_gone_on(bench, tasks):
+    bench.is_member = False
+    bench.persister.add(bench.spool(is_primary=False))
+    tasks.spawn(bench.persister.run(), name="run")
+    await eventually(lambda: len(bench.waits) > 10, poll_s=0.001)
+    assert bench.stored == []
+    bench.is_member = True
+    await eventually(lambda: bench.stored, poll_s=0.001)
+
+
+async def test_what_others_went_on_without_is_left(bench):
+    spools = [bench.spool(begin=begin, is_primary=False) for begin in (0, len(CONTENT))]
+    for spool in spools:
+        spool.tenure = "ours"
+        bench.persister.add(spool)
+    bench.persister.supersede("ours", len(CONTENT))
+    await bench.persister.drain(timeout_s=patient(10))
+    assert bench.stored == [spools[0].fragment.content_path]
+    assert all(map(bench.is_closed, spools))
 
 
 async def test_pe2_primary_persists_at_once_with_the_current_spec(bench):

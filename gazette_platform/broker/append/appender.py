@@ -139,7 +139,8 @@ class Appender:
         with self._faults.contained("journal", f"{self._journal.name}: leaving its replicas"):
             await self._replicator.close()
         if say_end is not None:
-            await say_end()
+            with self._faults.contained("journal", f"{self._journal.name}: saying where it ends"):
+                await say_end()
         return await self._spool.close()
 
     def roll_if_due(self) -> bool:

@@ -326,17 +326,22 @@ async def say_end(
     operator. If they went on already, what we have after that is not stored, since it would contradict what they
     have. It stays on our disk, for the next process to compare.
 
+    Beside brokers of Gazette there are no holders, and what was acknowledged may be in no other spool: all is stored.
+
     While etcd is away no broker goes on, and all of it is stored.
 
     Cancellation: leaves open whether it was said.
     """
     prefix, is_said = context.config.etcd_prefix, False
+    if spool.is_unconfirmed:
+        return  # what a former process left is not stored: others who began after it would leave a gap
     try:
         while not is_said and (tenure := spool.tenure):
             record, mod_revision = await read_record(context.etcd, prefix, journal)
-            # Brokers of Gazette record nothing, and what we hold alone waits for us.
-            if record is None or [one.tenure for one in record.holders] == [tenure]:
+            if record is None or not (record.holders or record.released):
                 return
+            if [one.tenure for one in record.holders] == [tenure]:
+                return  # what we hold alone waits for us
             following = epochs.announce(
                 record,
                 tenure,
@@ -352,6 +357,7 @@ async def say_end(
                     journal_revision=create_revision,
                 )
                 spool.supersede(status.valid_to)
+                context.persister.supersede(tenure, status.valid_to)
                 return
             is_said = following == record or await write_record(
                 context.etcd, prefix, journal, following, mod_revision

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.spool.disk import COMPRESS_BATCH_BYTES
@@ -223,13 +222,11 @@ class Closing:
     Attributes:
         adopted: fragments of a former process that are not known to be the journal's yet.
         is_leaving: whether the journal leaves this broker; fragments that fail are given up then.
-        valid_to: where others have gone on. A fragment that ends after it is left on the disk.
     """
 
     def __init__(self, journal: JournalPort, tasks: TaskGroup, faults: Faults) -> None:
         self.adopted: dict[Digester, RecoveredFragment] = {}
         self.is_leaving = False
-        self.valid_to = sys.maxsize
         self._journal = journal
         self._tasks = tasks
         self._faults = faults
@@ -260,10 +257,7 @@ class Closing:
         for old in [one for one in self._urgent if one not in but and one not in self.adopted]:
             # In a task of its own: to read the content back may take a broken disk minutes, and
             # appends go on in the next fragment.
-            if old.spool.end > self.valid_to:
-                old.spool.leave_behind()
-                del self._urgent[old]
-            elif old.spool.content_length:
+            if old.spool.content_length:
                 task = self._tasks.spawn(self._complete(old), name=f"roll {self._journal.name}")
                 self._completing.add(task)
                 task.add_done_callback(self._completing.discard)

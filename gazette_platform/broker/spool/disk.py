@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from gazette_platform.fragment.index import LocalFile
     from gazette_platform.protocol import Fragment, LabelSet
 
 # Each batch becomes one gzip member or zstd frame. A MiB compresses nearly as well as the whole would.
@@ -287,10 +286,12 @@ class CompletedSpool:
     registers: LabelSet
     is_primary: bool
     """Whether this broker was primary. The primary persists first; its replicas only look, later."""
-    content: LocalFile
+    content: SpoolFile
     """The bytes of the fragment, from position 0."""
     compressed: CompressedForm | None = None
     """The content as far as it is compressed; None if it is not."""
+    tenure: str = ""
+    """Id of the tenure whose fragment it was; empty: of none, or of a former process."""
     create_revision: int = 0
     """That of the journal's spec in etcd. A journal recreated under the same name has a greater one."""
     is_stored: Callable[[int, int], bool] | None = None

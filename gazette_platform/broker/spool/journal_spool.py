@@ -551,9 +551,9 @@ class JournalSpool:
     def supersede(self, valid_to: int) -> None:
         """Others have gone on at offset `valid_to`: what is here after it is left to the next process.
 
-        That process cuts the content there, and compares the rest with what the journal has.
+        That process cuts the content there, and compares the rest with what the journal has. The persister is to know,
+        too.
         """
-        self._closing.valid_to = valid_to
         if self.settled_end > valid_to:
             self._tenure = (
                 None  # its record stays as it is: else the next process would not find the content

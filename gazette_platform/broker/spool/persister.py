@@ -98,6 +98,7 @@ class Persister:
         directory: Path,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
+        is_member: Callable[[], bool] = lambda: True,
     ) -> None:
         """Start with nothing to do.
 
@@ -115,6 +116,8 @@ class Persister:
             directory: that of spools, for compressed files. These need not survive the process.
             sleep: waits a number of seconds.
             rng: spreads the tries of many brokers.
+            is_member: whether this broker speaks for its journals. Else others may have gone on without what replicas
+                have, and nothing becomes due.
         """
         self._registry = registry
         self._lister = lister
@@ -126,6 +129,7 @@ class Persister:
         self._executor = executor
         self._directory = directory
         self._sleep = sleep
+        self._is_member = is_member
         self._rng = rng or random.Random()  # noqa: S311  not for secrets
         # Each store has its own: one that hangs must not keep fragments from the others.
         # Bounded: thousands of journals may close a fragment in the same moment.
@@ -143,6 +147,7 @@ class Persister:
         self._failed: dict[CompletedSpool, str] = {}
         # Stores that are tried again, and whether they took something since the last try.
         self._retried: dict[str, bool] = {}
+        self._valid_to: dict[str, int] = {}  # by tenure: where others have gone on without it
 
     def __len__(self) -> int:
         """The number of fragments that are not persisted yet."""
@@ -174,6 +179,10 @@ class Persister:
         else:
             self._queues[-1].append(spool)
 
+    def supersede(self, tenure: str, valid_to: int) -> None:
+        """Leave fragments of a tenure to the next process that end after `valid_to`, where others have gone on."""
+        self._valid_to[tenure] = valid_to
+
     async def run(self) -> None:
         """Start what is due each minute, until cancelled. The owner runs this as a task.
 
@@ -181,7 +190,8 @@ class Persister:
         """
         while True:
             await self._sleep(_TICK_S)
-            self.tick()
+            if self._is_member():
+                self.tick()
 
     def tick(self) -> None:
         """Start all of the queue that is due, and move the others up.
@@ -360,6 +370,9 @@ class Persister:
             self._tasks.spawn(self._retry(url), name=f"retry {url}")
 
     async def _persist(self, spool: CompletedSpool) -> None:
+        if spool.fragment.end > self._valid_to.get(spool.tenure, spool.fragment.end):
+            spool.content.keep_names()
+            return
         spec = self._spec_for(spool)
         if spec is None:
             return

@@ -432,6 +432,7 @@ class Spool:
             is_primary=self.is_primary,
             content=file,
             compressed=compressed,
+            tenure=self._tenure.id if self._tenure is not None else "",
         )
 
     @property
