@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -84,8 +86,15 @@ def kafkajs(folder):
     return version, ["node", SOURCES / "node" / "checks.js"], {"NODE_PATH": str(modules)}
 
 
+def _python(package, script, folder):
+    command = [sys.executable, SOURCES / "python" / script]
+    return importlib.metadata.version(package), command, {}
+
+
 PROGRAMS = {
     "Java": java,
+    "confluent-kafka": partial(_python, "confluent-kafka", "librdkafka.py"),
+    "aiokafka": partial(_python, "aiokafka", "asyncio_client.py"),
     "franz-go": partial(_go, "franz-go", "twmb/franz-go"),
     "sarama": partial(_go, "sarama", "IBM/sarama"),
     "kafkajs": kafkajs,
@@ -93,17 +102,28 @@ PROGRAMS = {
 
 
 def outcomes(program, folder, server, topic):
-    """Run a client's checks. Returns: its version, the error of each check ("" if it passed), and its stderr."""
+    """Run a client's checks. Returns: its version, the error of each check ("" if it passed), cells of its column, and its stderr."""
     version, command, environment = program(folder)
     done = _run([*command, server, topic], folder, timeout_s=_RUN_S, **environment)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return version, {line["check"]: line["error"] for line in lines}, done.stderr
+    errors = {line["check"]: line["error"] for line in lines}
+    return version, errors, [line.get("note") or "yes" for line in lines], done.stderr
 
 
-def table(versions):
-    """The table of docs/concepts/kafka.md, of clients that pass all checks."""
-    versions = {name: versions[name] for name in PROGRAMS if name in versions}
-    head = ["call", *(f"{name} {version}" for name, version in versions.items())]
+def columns_of(table):
+    """The columns of the table of docs/concepts/kafka.md, by client: its version, and a cell for each call."""
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()]
+    names, _, *rows = rows
+    columns = zip(*(row[1:] for row in rows), strict=True)
+    heads = [name.rsplit(" ", 1) for name in names[1:]]
+    return {head[0]: (head[1], *cells) for head, cells in zip(heads, columns, strict=True)}
+
+
+def table(columns):
+    """That table, of `columns_of`."""
+    columns = {name: columns[name] for name in PROGRAMS if name in columns}
+    head = ["call", *(f"{name} {version}" for name, (version, *_) in columns.items())]
     rows = [head, ["---"] * len(head)]
-    rows += [[text, *(["yes"] * len(versions))] for text in CHECKS.values()]
+    cells = zip(*(cells for _, *cells in columns.values()), strict=True)
+    rows += [[text, *row] for text, row in zip(CHECKS.values(), cells, strict=True)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
