@@ -75,7 +75,7 @@ def test_batch_that_is_new_in_part_is_refused():
         assert code is ErrorCode.out_of_order_sequence_number
 
 
-def test_numbers_of_an_ended_transaction_are_no_duplicates_in_the_next():
+def test_numbers_of_ended_transaction_mean_another_batch_in_next():
     """A client that gave up a batch, and aborted, may number another one like it: to call that appended would lose it."""
     edit = Sequences().edit()
     edit.add(Claim(7, 0, 0, 100), 10, (1, 100), 1)
