@@ -98,6 +98,9 @@ _REFRESHES_MAX = 16
 # come first when thousands of journals have to be synced.
 _PULSES_MAX = 64
 
+# How many journals may at once say in etcd where they end.
+_ENDS_MAX = 64
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BrokerContext:
@@ -139,6 +142,8 @@ class BrokerContext:
     pace: DiskPace = field(default_factory=DiskPace)
     """Of the disk of spools."""
     pulse_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PULSES_MAX))
+    end_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_ENDS_MAX))
+    """For saying where spools end: thousands of requests at once would miss their deadlines."""
     refresh_slots: defaultdict[tuple[str, ...], asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(_REFRESHES_MAX))
     )

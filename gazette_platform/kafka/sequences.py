@@ -194,7 +194,13 @@ class Edit:
         Raises: as `Sequences.check`.
         """
         former = self.get(claim.producer_id)
-        self._before.check(former, claim)
+        try:
+            self._before.check(former, claim)
+        except Duplicate:
+            if former is None or transaction <= former.transaction:
+                raise
+            # The batch that had these numbers belongs to a transaction that has ended: this is another one.
+            raise out_of_order(claim, former.next) from None
         after = Sequence(claim.epoch, claim.next, claim.first, offset)
         first, last = clocks
         if last:

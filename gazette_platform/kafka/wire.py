@@ -538,6 +538,8 @@ class Connection:
             if answer is not None:
                 if wait_s:
                     answer = dataclasses.replace(answer, throttle_time=timedelta(seconds=wait_s))
+                if self._writer.is_closing():  # uvloop refuses to write then
+                    raise ConnectionResetError("the client has left")
                 encoded = answer if call is None else answer_bytes(call.correlation_id, answer)
                 self._writer.write(encoded)
                 await self._writer.drain()

@@ -345,7 +345,7 @@ def check_extras(options: PlatformOptions) -> None:
             "with --without dagster"
         )
     if options.kafka:
-        for package in ("kio", "aiokafka"):
+        for package in ("kio", "aiokafka", "fastavro"):
             required(package, extra="kafka", by="clients of Kafka (--kafka)")
 
 

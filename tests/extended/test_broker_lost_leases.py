@@ -10,13 +10,13 @@ import asyncio
 import pytest
 from journal_specs import journal_spec
 
-from gazette_platform.broker import epochs
+from gazette_platform.broker import context as context_module, epochs
 from gazette_platform.broker.etcd_records import read_record, write_record
 from gazette_platform.broker.journal import claims, replica as replicas
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.testing.local import read_all
-from gazette_platform.testing.waiting import eventually, patient
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -177,3 +177,31 @@ async def test_an_unforeseen_error_keeps_no_content_from_the_store(cluster, tmp_
         await one.append(JOURNAL, b"content")
     await fail(broker)
     assert stored(cluster) == [b"content"]
+
+
+async def test_where_spools_end_is_said_some_at_a_time(cluster, tmp_path, tasks, monkeypatch):
+    broker, _ = [await start(cluster, tmp_path, zone) for zone in "ab"]
+    context = broker._context
+    await cluster.apply(cluster.stub(broker), journal_spec(JOURNAL, 2))
+    async with client(broker) as one:
+        await one.append(JOURNAL, b"content")
+    for _ in range(context_module._ENDS_MAX):
+        await context.end_slots.acquire()
+
+    def say_end():
+        ours = replica(broker)
+        return claims.say_end(context, JOURNAL, ours.create_revision, ours.spool)
+
+    async def head():
+        record, _ = await read_record(context.etcd, context.config.etcd_prefix, JOURNAL)
+        return record.released and record.released.head
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "_END_TURN_S", 0.1)
+        await say_end()  # what it has is stored all the same
+    saying = tasks.spawn(say_end(), name="say end")
+    await stays(lambda: not saying.done(), for_s=0.2)
+    assert await head() is None
+    context.end_slots.release()
+    await saying
+    assert await head() == 7

@@ -8,14 +8,14 @@ from pathlib import Path
 import kafka_docs
 import kafka_programs
 import pytest
-from kafka_servers import Gateways
+from kafka_servers import LEASE_S, Gateways
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("name", kafka_programs.PROGRAMS)
 async def test_client_passes_all_checks_and_is_in_the_docs(start_servers, tmp_path, name, request):
-    gateways = Gateways(start_servers, "a")
+    gateways = Gateways(start_servers, "a", lease_s=LEASE_S)
     # Topics that clients make take their store from another journal of the prefix.
     await gateways.make_topic("like-this", partitions=1)
     program = kafka_programs.PROGRAMS[name]

@@ -35,8 +35,9 @@ class Evidence:
     """As a consumer of Kafka reads it, with `read_committed`."""
     source_of_client: Mapping[int, Sequence[int]]
     """As our client does."""
-    target: Mapping[int, Sequence[int]]
-    target_of_client: Mapping[int, Sequence[int]]
+    targets: Mapping[str, Mapping[int, Sequence[int]]]
+    """Topics that were made of the source, by name."""
+    targets_of_client: Mapping[str, Mapping[int, Sequence[int]]]
 
 
 @dataclass(slots=True)
@@ -65,8 +66,9 @@ def findings(evidence: Evidence) -> list[str]:
     found += _alike("source", evidence.source, evidence.source_of_client)
     found += _group(evidence.members, there)
     found += _committed(evidence.offsets)
-    found += _transformed(evidence.source, evidence.target)
-    found += _alike("target", evidence.target, evidence.target_of_client)
+    for name, target in evidence.targets.items():
+        found += _transformed(name, evidence.source, target)
+        found += _alike(name, target, evidence.targets_of_client[name])
     return found
 
 
@@ -205,7 +207,7 @@ def _committed(offsets: Mapping[str, Sequence[Mapping[int, int]]]) -> Iterator[s
 
 
 def _transformed(
-    source: Mapping[int, Sequence[int]], target: Mapping[int, Sequence[int]]
+    name: str, source: Mapping[int, Sequence[int]], target: Mapping[int, Sequence[int]]
 ) -> Iterator[str]:
     for part, numbers in source.items():
         made = target[part]
@@ -213,8 +215,8 @@ def _transformed(
             continue
         wanted, found = Counter(numbers), Counter(made)
         if wanted == found:
-            yield f"order: partition {part} of target is not in the order of source"
+            yield f"order: partition {part} of {name} is not in the order of source"
         if lost := sorted(wanted - found):
-            yield f"lost: target has no {lost[:3]} in partition {part} ({len(lost)} in all)"
+            yield f"lost: {name} has no {lost[:3]} in partition {part} ({len(lost)} in all)"
         if more := sorted(found - wanted):
-            yield f"doubled: target has {more[:3]} in partition {part} too often ({len(more)} in all)"
+            yield f"doubled: {name} has {more[:3]} in partition {part} too often ({len(more)} in all)"

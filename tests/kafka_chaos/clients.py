@@ -16,11 +16,11 @@ from tests.benches.kafka_servers import Program
 from tests.kafka_chaos.check import PRODUCER, SESSION, TRANSACTIONAL, Line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-GROUP, TRANSFORMS = "watchers", "transforms"
-SOURCE, TARGET = "source", "target"
+GROUP, TRANSFORMS, COPIERS = "watchers", "transforms", "copiers"
+SOURCE, TARGET, COPY = "source", "target", "copy"
 _POLL_S = 0.2
 # Records of a transform's transaction, so that it keeps up with producers.
 _BATCH = "100"
@@ -39,6 +39,8 @@ class Role(StrEnum):
     TRANSACTIONAL = "transactional"
     MEMBER = "member"
     TRANSFORM = "transform"
+    COPIER = "copier"
+    """In Java."""
 
     @property
     def produces(self) -> bool:
@@ -58,6 +60,7 @@ class Harm(StrEnum):
 
 
 COUNTS = {Role.IDEMPOTENT: 2, Role.TRANSACTIONAL: 2, Role.MEMBER: 3, Role.TRANSFORM: 2}
+WITH_JAVA = COUNTS | {Role.COPIER: 1}
 
 
 @final
@@ -93,6 +96,9 @@ class _Client:
                 script = "kafka_transform.py"
                 arguments = [self._servers, TRANSFORMS, SOURCE, TARGET, self.name, str(self._file)]
                 arguments.append(_BATCH)
+            case Role.COPIER:
+                script = "kafka_copier.py"
+                arguments = [self._servers, COPIERS, SOURCE, COPY, self.name, str(self._file)]
             case _:
                 is_open = self.role is Role.TRANSACTIONAL
                 first = self._number * PRODUCER + self._runs * SESSION + is_open * TRANSACTIONAL
@@ -142,6 +148,7 @@ class Clients:
 
     Args:
         servers: what clients are configured with.
+        counts: how many programs have each role.
         say: called with each fault, a line each.
 
     Attributes:
@@ -150,14 +157,20 @@ class Clients:
     """
 
     def __init__(
-        self, folder: Path, servers: str, *, partitions: int, say: Callable[[str], None]
+        self,
+        folder: Path,
+        servers: str,
+        *,
+        partitions: int,
+        say: Callable[[str], None],
+        counts: Mapping[Role, int],
     ) -> None:
         self.harmed: Counter[str] = Counter()
         self.counts: Counter[tuple[Role, str]] = Counter()
         self._say = say
         self._all = [
             _Client(role, number, folder, servers, partitions)
-            for role, count in COUNTS.items()
+            for role, count in counts.items()
             for number in range(count)
         ]
 
@@ -188,7 +201,7 @@ class Clients:
     def watch(self) -> None:
         """Note what they wrote, and start those again that ended though they are wanted. Blocks for some ms."""
         for client in self._all:
-            self.counts.update((client.role, line["what"]) for line in client.read())
+            self.counts.update((client.role, line.get("what", "")) for line in client.read())
             if client.is_wanted and not client.is_harmed and client.has_ended:
                 last = client.lines[-1] if client.lines else {}
                 code = client.exit_code
@@ -205,7 +218,7 @@ class Clients:
     async def harm(self, seed: int) -> None:
         """Do something to one program after another, each kind to each role in turn. Cancellation: mends."""
         rng = random.Random(f"clients/{seed}")
-        kinds = [*itertools.product(Harm, Role)]
+        kinds = [*itertools.product(Harm, dict.fromkeys(one.role for one in self._all))]
         while True:
             for kind, role in rng.sample(kinds, len(kinds)):
                 await pass_time(rng.uniform(*_CALM_S))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
 from typing import TYPE_CHECKING, final
 
 import confluent_kafka as ck
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 _LOOK_S = 1.0
 _CALL_S = 3.0
 _POLL_S = 30.0
+_PROGRESS_S = 60.0
 _GROUP, _TRANSACTION = 0, 1
 
 
@@ -87,22 +87,24 @@ class Onlooker:
         self.looks[group].append({part.partition_index: part.committed_offset for part in parts})
 
     async def caught_up(self, ends: Mapping[int, int]) -> None:
-        """Wait until all groups have committed these offsets. Raises: TooLate."""
-        limit_s = patient(180.0)
-        try:
-            async with asyncio.timeout(limit_s):
-                while behind := self._behind(ends):
-                    await pass_time(_LOOK_S)
-        except TimeoutError as err:
-            raise TooLate(f"{limit_s:g} s after all was mended, {behind}") from err
+        """Wait until all groups have committed these offsets. Raises: TooLate: one makes no progress."""
+        limit_s = patient(_PROGRESS_S)
+        for group in self.looks:
+            before: Mapping[int, int] = {}
+            while any(before.get(part, -1) < end for part, end in ends.items()):
+                try:
+                    async with asyncio.timeout(limit_s):
+                        while self._last(group) == before:
+                            await pass_time(_LOOK_S)
+                except TimeoutError as err:
+                    raise TooLate(
+                        f"group {group} makes no progress for {limit_s:g} s: it has committed "
+                        f"{before}, and the source ends at {dict(ends)}"
+                    ) from err
+                before = self._last(group)
 
-    def _behind(self, ends: Mapping[int, int]) -> str:
-        for group, looks in self.looks.items():
-            for part, end in ends.items():
-                offset = looks[-1].get(part, -1) if looks else -1
-                if offset < end:
-                    return f"group {group} is at {offset} of partition {part}, which ends at {end}"
-        return ""
+    def _last(self, group: str) -> Mapping[int, int]:
+        return self.looks[group][-1] if self.looks[group] else {}
 
 
 def consume(servers: str, topic: str, partitions: int) -> dict[int, list[tuple[int, int]]]:
@@ -141,7 +143,7 @@ def consume(servers: str, topic: str, partitions: int) -> dict[int, list[tuple[i
 
 async def read_journals(client: AsyncClient, journals: Sequence[str]) -> dict[int, list[int]]:
     """Read committed messages by our client. Returns: numbers, by partition. Raises: GazetteError."""
-    found: defaultdict[int, list[int]] = defaultdict(list)
+    found: dict[int, list[int]] = {part: [] for part in range(len(journals))}
     framing = JsonFraming(uuid_field="_meta.uuid")
     for part, journal in enumerate(journals):
         async with await read_committed(client, journal, framing=framing) as reader:

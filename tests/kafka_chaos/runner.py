@@ -28,7 +28,18 @@ from tests.chaos.workload import Workload
 from tests.checker.history import Recorder
 from tests.harness import Late, State, Watchdog, headline, judge, reason_of, starved_s
 from tests.kafka_chaos.check import Evidence, findings
-from tests.kafka_chaos.clients import COUNTS, GROUP, SOURCE, TARGET, TRANSFORMS, Clients, Role
+from tests.kafka_chaos.clients import (
+    COPIERS,
+    COPY,
+    COUNTS,
+    GROUP,
+    SOURCE,
+    TARGET,
+    TRANSFORMS,
+    WITH_JAVA,
+    Clients,
+    Role,
+)
 from tests.kafka_chaos.readers import Onlooker, consume, read_journals
 
 if TYPE_CHECKING:
@@ -64,8 +75,20 @@ class KafkaChaosConfig:
     """The zone of each broker."""
     lease_s: float = 6.0
     kinds: Sequence[FaultKind] = KINDS
+    has_java: bool = False
+    """Whether Kafka's own program copies the source as well."""
     folder: Path | None = None
     """Where to keep everything; None: a temporary folder, which is removed if all is well."""
+
+    @property
+    def makers(self) -> Mapping[str, str]:
+        """Topics that are made of the source, and the groups that make them."""
+        return {TARGET: TRANSFORMS} | ({COPY: COPIERS} if self.has_java else {})
+
+    @property
+    def counts(self) -> Mapping[Role, int]:
+        """How many programs have each role."""
+        return WITH_JAVA if self.has_java else COUNTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +141,7 @@ class _Topics(WorkloadConfig):
     writers: int = 0
     readers: int = 0
     has_upkeep: bool = False
+    topics: Sequence[str]
 
     @property
     def journal_names(self) -> tuple[str, ...]:
@@ -131,7 +155,7 @@ class _Topics(WorkloadConfig):
     def specs(self):
         return [
             spec
-            for topic in (SOURCE, TARGET)
+            for topic in self.topics
             for spec in topic_specs(topic, partitions=PARTITIONS, replication=self.replication)
         ]
 
@@ -166,7 +190,8 @@ class _Run:
         self._reasons: list[str] = []
         self._records = 0
         self._watchdog = Watchdog(self._clock)
-        self._workload: Workload | None = None
+        topics = (SOURCE, *config.makers)
+        self._topics = _Topics(replication=config.replication, topics=topics)
 
     def _say(self, text: str) -> None:
         self._say_to(f"[{self._clock.monotonic() - self._began:6.1f}] {text}")
@@ -204,7 +229,7 @@ class _Run:
         self, cluster: BrokerCluster, etcd: EtcdTrio, recorder: Recorder
     ) -> tuple[Nemesis, Clients]:
         config = self._config
-        topics = _Topics(replication=config.replication)
+        topics = self._topics
         scene = Scene(
             config=topics,
             address=cluster.address,
@@ -220,13 +245,17 @@ class _Run:
                 await client.append(name, b"")
         ids = [
             f"{role}-{n}"
-            for role in (Role.TRANSACTIONAL, Role.TRANSFORM)
-            for n in range(COUNTS[role])
+            for role, count in config.counts.items()
+            for n in range(count)
+            if role in (Role.TRANSACTIONAL, Role.TRANSFORM, Role.COPIER)
         ]
-        onlooker = Onlooker(cluster.kafka_ports, (GROUP, TRANSFORMS), ids)
+        groups = (GROUP, *config.makers.values())
+        onlooker = Onlooker(cluster.kafka_ports, groups, ids)
         nemesis = self._nemesis(cluster, etcd, scene, onlooker)
         servers = ",".join(f"127.0.0.1:{port}" for port in cluster.kafka_ports.values())
-        with Clients(self._folder, servers, partitions=PARTITIONS, say=self._say) as clients:
+        with Clients(
+            self._folder, servers, partitions=PARTITIONS, say=self._say, counts=config.counts
+        ) as clients:
             try:
                 await self._under_faults(clients, nemesis, onlooker, cluster)
                 await self._at_the_end(clients, scene, onlooker, servers)
@@ -263,7 +292,7 @@ class _Run:
             zones={name: cluster.zone_of(name) for name in cluster.names},
             lease_s=config.lease_s,
             replication=config.replication,
-            journals=_Topics(replication=config.replication).journal_names,
+            journals=self._topics.journal_names,
             kinds=config.kinds,
         )
         began = self._clock.monotonic()
@@ -304,24 +333,30 @@ class _Run:
             await tasks.close()
         await clients.finish(is_producers=False)
         clients.watch()
-        target = await asyncio.to_thread(consume, servers, TARGET, PARTITIONS)
+        made = {
+            topic: _numbers(await asyncio.to_thread(consume, servers, topic, PARTITIONS))
+            for topic in self._config.makers
+        }
         names = scene.config.journal_names
         async with scene.client(retry_timeout_s=patient(_MEND_S)) as client:
-            of_client = await read_journals(client, names)
+            of_client = {
+                topic: await read_journals(client, names[at * PARTITIONS :][:PARTITIONS])
+                for at, topic in enumerate(self._topics.topics)
+            }
         self._say("all is read")
         evidence = Evidence(
             idempotent=clients.lines(Role.IDEMPOTENT),
             transactional=clients.lines(Role.TRANSACTIONAL),
             members=clients.lines(Role.MEMBER),
             offsets=onlooker.looks,
-            source={part: [n for _, n in found] for part, found in source.items()},
-            source_of_client={part: of_client[part] for part in range(PARTITIONS)},
-            target={part: [n for _, n in found] for part, found in target.items()},
-            target_of_client={part: of_client[PARTITIONS + part] for part in range(PARTITIONS)},
+            source=_numbers(source),
+            source_of_client=of_client[SOURCE],
+            targets=made,
+            targets_of_client=of_client,
         )
         (self._folder / "read.json").write_text(
             json.dumps(
-                {"source": source, "target": target, "client": of_client, "offsets": onlooker.looks}
+                {"source": source, "made": made, "client": of_client, "offsets": onlooker.looks}
             )
         )
         self._reasons += await asyncio.to_thread(findings, evidence)
@@ -378,6 +413,10 @@ class _Run:
             for log in sorted(self._folder.glob("*/broker.log"))
             for text in unforeseen(log.read_text(errors="replace"))[:_ERRORS_SHOWN]
         ]
+
+
+def _numbers(found: Mapping[int, Sequence[tuple[int, int]]]) -> dict[int, list[int]]:
+    return {part: [number for _, number in records] for part, records in found.items()}
 
 
 def _longest_s(logs: Mapping[str, Sequence[Mapping[str, float]]]) -> float:

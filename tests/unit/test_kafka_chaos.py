@@ -61,8 +61,8 @@ def sound():
         offsets={"watchers": [{0: 10}, {0: 10}, {0: 40}]},
         source=numbers,
         source_of_client=numbers,
-        target=numbers,
-        target_of_client=numbers,
+        targets={"target": numbers},
+        targets_of_client={"target": numbers},
     )
 
 
@@ -70,7 +70,13 @@ def with_source(*numbers):
     """All readers and the transform agree on what the source has."""
     same = {0: list(numbers)}
     evidence = sound()
-    return replace(evidence, source=same, source_of_client=same, target=same, target_of_client=same)
+    return replace(
+        evidence,
+        source=same,
+        source_of_client=same,
+        targets={"target": same},
+        targets_of_client={"target": same},
+    )
 
 
 def changed(field, name, *lines):
@@ -112,13 +118,13 @@ def test_sound_history_has_no_findings():
         (replace(sound(), members={}), "skipped: "),
         (replace(sound(), offsets={"g": [{0: 40}, {0: 10}]}), "went back: "),
         (replace(sound(), offsets={"g": [{0: 40}, {}]}), "went back: "),
-        (replace(sound(), target={0: [FIRST, OPEN, FIRST + 1]}), "lost: target"),
+        (replace(sound(), targets={"target": {0: [FIRST, OPEN, FIRST + 1]}}), "lost: target"),
         (
-            replace(sound(), target={0: [FIRST, OPEN, FIRST + 1, OPEN + 1, OPEN + 1]}),
+            replace(sound(), targets={"target": {0: [FIRST, OPEN, FIRST + 1, OPEN + 1, OPEN + 1]}}),
             "doubled: target",
         ),
         (
-            replace(sound(), target={0: [OPEN, FIRST, FIRST + 1, OPEN + 1]}),
+            replace(sound(), targets={"target": {0: [OPEN, FIRST, FIRST + 1, OPEN + 1]}}),
             "order: partition 0 of target",
         ),
         (replace(sound(), source_of_client={0: [FIRST]}), "readers differ: "),

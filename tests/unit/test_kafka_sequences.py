@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("kio")
@@ -15,6 +17,7 @@ from gazette_platform.kafka.sequences import (
     REGISTER,
     Claim,
     Duplicate,
+    Sequence,
     Sequences,
 )
 from gazette_platform.protocol import LabelSet
@@ -70,3 +73,19 @@ def test_batch_that_is_new_in_part_is_refused():
     for first, count in ((0, 5), (2, 3), (3, 2), (5, 1)):
         code = code_of(registers, Claim(7, 0, first, count))
         assert code is ErrorCode.out_of_order_sequence_number
+
+
+def test_numbers_of_ended_transaction_mean_another_batch_in_next():
+    """A client that gave up a batch, and aborted, may number another one like it: to call that appended would lose it."""
+    edit = Sequences().edit()
+    edit.add(Claim(7, 0, 0, 100), 10, (1, 100), 1)
+    (_, register), *_ = ((label.name, label.value) for label in edit.union)
+    ended = replace(Sequence.parse(register), open=-1)
+    registers = LabelSet.of({f"{REGISTER}7": str(ended)})
+    for claim in (Claim(7, 0, 0, 14), Claim(7, 0, 0, 100)):
+        with pytest.raises(KafkaError) as caught:
+            Sequences(registers).edit().add(claim, 20, (101, 200), 2)
+        assert caught.value.code is ErrorCode.out_of_order_sequence_number
+        with pytest.raises(Duplicate):  # of its own transaction it is one that comes again
+            Sequences(registers).edit().add(claim, 20, (101, 200), 1)
+    Sequences(registers).edit().add(Claim(7, 0, 100, 14), 20, (101, 200), 2)

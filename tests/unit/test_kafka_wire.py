@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 import struct
 import warnings
 
 import pytest
+import uvloop
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.etcd import EtcdClient
@@ -21,12 +23,14 @@ from gazette_platform.kafka.wire import (
     Api,
     Budget,
     Connection,
+    Later,
     read_call,
     versions_answer,
 )
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.serving.auth import Authenticator
+from gazette_platform.testing.waiting import eventually, turns
 
 WAIT_S = 10.0
 KEY = "c2VjcmV0IGtleSBvZiBhIGRlbW8sIGRvIG5vdCB1c2U="
@@ -213,3 +217,55 @@ async def test_gateway_leaves_though_etcd_is_away(caplog):
         nodes.own = Node(3, "127.0.0.1", 9092)
         await nodes.leave()
     assert "node 3 stays listed until its lease ends" in caplog.text
+
+
+def test_reset_at_the_instant_of_an_answer_is_foreseen():
+    uvloop.run(answer_a_client_that_left())
+
+
+async def answer_a_client_that_left():
+    """Its answer is ready at the instant at which it resets the connection."""
+    gate, served = (asyncio.get_running_loop().create_future() for _ in range(2))
+    writers, handled = [], []
+
+    async def later(call):
+        async def answer():
+            handled.append(call)
+            await gate
+            return versions_answer({}, call.version)
+
+        return Later(answer)
+
+    async def serve(reader, writer):
+        writers.append(writer)
+        connection = Connection(
+            reader,
+            writer,
+            apis={API_VERSIONS: Api(API_VERSIONS, "api_versions", 0, 4, later)},
+            config=KafkaConfig(),
+            budget=Budget(LARGEST),
+            faults=Faults(),
+            metrics=KafkaMetrics(),
+            auth=Authenticator("", SystemClock()),
+            quotas={},
+        )
+        try:
+            await connection.run()
+        except Exception as err:  # noqa: BLE001  the test raises it
+            served.set_exception(err)
+        else:
+            served.set_result(None)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, asyncio.timeout(WAIT_S):
+        port = server.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(VERSIONS)
+        await eventually(lambda: handled, timeout_s=WAIT_S)
+        lingers_not = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingers_not)
+        writer.transport.abort()
+        while not writers[0].is_closing():
+            await turns()
+        gate.set_result(None)
+        await served

@@ -316,6 +316,10 @@ async def forget_holders(
         )
 
 
+# Seconds that a journal waits for its turn to say where it ends. If etcd is away, storing waits no longer.
+_END_TURN_S = 15.0
+
+
 async def say_end(
     context: BrokerContext, journal: str, create_revision: int, spool: JournalSpool
 ) -> None:
@@ -332,38 +336,52 @@ async def say_end(
 
     Cancellation: leaves open whether it was said.
     """
-    prefix, is_said = context.config.etcd_prefix, False
     if spool.is_unconfirmed:
         return  # what a former process left is not stored: others who began after it would leave a gap
     try:
-        while not is_said and (tenure := spool.tenure):
-            record, mod_revision = await read_record(context.etcd, prefix, journal)
-            if record is None or not (record.holders or record.released):
-                return
-            if [one.tenure for one in record.holders] == [tenure]:
-                return  # what we hold alone waits for us
-            following = epochs.announce(
+        async with asyncio.timeout(_END_TURN_S):
+            await context.end_slots.acquire()
+    except TimeoutError:
+        _log.warning("%s: other brokers do not know where our spool ends: etcd is slow", journal)
+        return
+    try:
+        await _say_end(context, journal, create_revision, spool)
+    except GazetteError as err:
+        _log.warning("%s: other brokers do not know where our spool ends: %s", journal, err)
+    finally:
+        context.end_slots.release()
+
+
+async def _say_end(
+    context: BrokerContext, journal: str, create_revision: int, spool: JournalSpool
+) -> None:
+    prefix, is_said = context.config.etcd_prefix, False
+    while not is_said and (tenure := spool.tenure):
+        record, mod_revision = await read_record(context.etcd, prefix, journal)
+        if record is None or not (record.holders or record.released):
+            return
+        if [one.tenure for one in record.holders] == [tenure]:
+            return  # what we hold alone waits for us
+        following = epochs.announce(
+            record,
+            tenure,
+            create_revision=create_revision,
+            head=spool.end,
+            registers=spool.registers,
+        )
+        if following is None:
+            status = epochs.tenure_status(
                 record,
                 tenure,
                 create_revision=create_revision,
-                head=spool.end,
-                registers=spool.registers,
+                journal_revision=create_revision,
             )
-            if following is None:
-                status = epochs.tenure_status(
-                    record,
-                    tenure,
-                    create_revision=create_revision,
-                    journal_revision=create_revision,
-                )
-                spool.supersede(status.valid_to)
-                context.persister.supersede(tenure, status.valid_to)
-                return
-            is_said = following == record or await write_record(
-                context.etcd, prefix, journal, following, mod_revision
-            )
-    except GazetteError as err:
-        _log.warning("%s: other brokers do not know where our spool ends: %s", journal, err)
+            spool.supersede(status.valid_to)
+            context.persister.supersede(tenure, status.valid_to)
+            return
+        is_said = following == record or await write_record(
+            context.etcd, prefix, journal, following, mod_revision
+        )
 
 
 def _tell_given_up(journal: str, record: EpochRecord, holders: frozenset[Holder], end: int) -> None:
