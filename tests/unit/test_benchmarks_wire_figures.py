@@ -30,7 +30,7 @@ async def test_sides_alternate_and_give_medians():
 
     measures = {"a_": side("a", [3.0, 1.0, 9.0]), "b_": side("b", [4.0, 6.0, 5.0])}
     assert await in_turn(measures, rounds=3) == {"a_x_s": 3.0, "b_x_s": 5.0}
-    assert "".join(turns) == "ababab"
+    assert "".join(turns) == "abbaab"
 
 
 @pytest.mark.parametrize(("size", "chunks"), [(100, 1), (1 << 20, 2), ((1 << 20) + 1, 3)])
