@@ -444,10 +444,16 @@ class Caller:
             raise TransportError(
                 f"{self}: {str(err) or 'no answer'} (is it the address of a Kafka port?)"
             ) from err
-        found = await self.ask("api_versions", 0)
-        self.versions = {one.api_key: (one.min_version, one.max_version) for one in found.api_keys}
-        if self._token:
-            await self._log_in()
+        try:
+            found = await self.ask("api_versions", 0)
+            self.versions = {
+                one.api_key: (one.min_version, one.max_version) for one in found.api_keys
+            }
+            if self._token:
+                await self._log_in()
+        except BaseException:
+            self._writer.close()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
