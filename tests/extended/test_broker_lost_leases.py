@@ -6,6 +6,7 @@ It was proposed and never acknowledged. Which of them comes back first decides w
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from journal_specs import journal_spec
@@ -58,6 +59,12 @@ async def with_more_at_one(cluster, tmp_path, *, is_closed=False):
     if is_closed:
         spool.roll(spool.end)
         await spool.completed()
+    return primary, other
+
+
+async def with_lost_leases(cluster, tmp_path, **options):
+    """As `with_more_at_one`, and both have lost their leases then."""
+    primary, other = await with_more_at_one(cluster, tmp_path, **options)
     # As one that is starved: nothing of what they do next reaches the other.
     await primary._server.stop(grace_s=0.0)
     await asyncio.gather(primary._lease.revoke(), other._lease.revoke())
@@ -77,7 +84,7 @@ def stored(cluster):
 
 
 async def test_what_a_replica_stores_as_it_fails_does_not_stop_appends(cluster, tmp_path):
-    primary, other = await with_more_at_one(cluster, tmp_path)
+    primary, other = await with_lost_leases(cluster, tmp_path)
     await other.fail()
     assert b"content more" in stored(cluster)
     back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
@@ -97,7 +104,7 @@ async def test_what_others_went_on_without_is_not_stored_by_a_replica_that_fails
         await say_end(*args)
 
     monkeypatch.setattr(replicas, "say_end", say_late)
-    primary, other = await with_more_at_one(cluster, tmp_path, is_closed=is_closed)
+    primary, other = await with_lost_leases(cluster, tmp_path, is_closed=is_closed)
     back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
     async with client(back) as one:
         assert (await one.append(JOURNAL, b", others")).begin == 7
@@ -124,7 +131,7 @@ async def test_who_was_not_in_step_since_it_came_back_does_not_say_where_its_spo
 ):
     with monkeypatch.context() as patch:
         patch.setattr(replicas, "say_end", never)  # killed before that
-        primary, other = await with_more_at_one(cluster, tmp_path)
+        primary, other = await with_lost_leases(cluster, tmp_path)
         await other.abandon()
     with monkeypatch.context() as patch:
         patch.setattr(Replicator, "sync", never)
@@ -205,3 +212,16 @@ async def test_where_spools_end_is_said_some_at_a_time(cluster, tmp_path, tasks,
     context.end_slots.release()
     await saying
     assert await head() == 7
+
+
+async def test_what_a_replica_stores_as_it_leaves_does_not_stop_appends(cluster, tmp_path):
+    primary, other = await with_more_at_one(cluster, tmp_path)
+    await primary._server.stop(grace_s=0.0)  # it hangs, and is killed after that
+    other.config = dataclasses.replace(other.config, drain_timeout_s=0.1)
+    await other.drain()
+    assert stored(cluster) == [b"content more"]
+    await primary._lease.revoke()
+    await primary.abandon()
+    back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
+    async with client(back) as one:
+        assert (await one.append(JOURNAL, b", and after")).begin == 12

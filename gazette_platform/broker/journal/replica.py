@@ -580,8 +580,10 @@ class Replica:
             watcher()
 
     async def _say_end(self) -> None:
-        # With a lease, others go on only after a sync with us, or from a head that we note.
-        if self._context.membership.problem:
+        # While we have a lease and serve, others go on only after a sync with us. A broker that leaves is not asked any
+        # more, though what it could not hand over is assigned to it still.
+        is_leaving = self._resolver.replicas.get(self.name) is self
+        if is_leaving or self._context.membership.problem:
             await say_end(self._context, self.name, self.create_revision, self.spool)
 
     async def close(self) -> None:
