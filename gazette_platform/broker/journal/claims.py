@@ -332,7 +332,7 @@ async def say_end(
 
     Beside brokers of Gazette there are no holders, and what was acknowledged may be in no other spool: all is stored.
 
-    While etcd is away no broker goes on, and all of it is stored.
+    If etcd cannot be reached, all of it is stored: no other broker may have it.
 
     Cancellation: leaves open whether it was said.
     """
