@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from away_store import hold_back
 from journal_calls import JOURNAL, client_of, read_all, spec
 
 from gazette_platform.broker.spool.head_records import BLOCK_BYTES, SLOT_BYTES, slot_at
@@ -159,7 +160,7 @@ async def test_old_listing_lets_no_broker_go_on_without_holder(cluster):
         assert (await client.append(JOURNAL, b"!")).begin == 16
 
 
-async def harmed(cluster, tmp_path, harm):
+async def harmed(cluster, tmp_path, harm, *, is_closed=False):
     """A broker that was started again after a crash, and after its spools were harmed."""
     folder = tmp_path / "spools of za"
     folder.mkdir()
@@ -168,6 +169,10 @@ async def harmed(cluster, tmp_path, harm):
     async with client_of(broker) as client:
         await client.apply([Change(spec())])
         await client.append(JOURNAL, b"content", union_registers=HELD)
+    if is_closed:
+        hold_back(broker)
+        await broker._resolver.replicas[JOURNAL].close_fragment()
+        await eventually(lambda: len(broker._persister) == 1)
     await crash(broker)
     harm(folder)
     return await cluster.start(**settings)
@@ -198,7 +203,7 @@ async def test_registers_survive_reset_of_harmed_spool(cluster, tmp_path):
 
 
 async def test_closed_content_without_record_of_the_head_is_stored_by_a_reset(cluster, tmp_path):
-    broker = await harmed(cluster, tmp_path, harm_records)
+    broker = await harmed(cluster, tmp_path, harm_records, is_closed=True)
     async with client_of(broker, retry_timeout_s=1) as hasty:
         with pytest.raises(GazetteError):
             await hasty.append(JOURNAL, b"x")
