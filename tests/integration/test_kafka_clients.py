@@ -95,7 +95,7 @@ def consume(server, topic, count, **config):
         consumer.assign([ConfluentPartition(topic, 0, OFFSET_BEGINNING)])
         found = []
         while len(found) < count:
-            some = consumer.consume(1000, timeout=patient(WAIT_S))
+            some = consumer.consume(count - len(found), timeout=patient(WAIT_S))
             assert some, f"{len(found)} of {count} records came"
             for message in some:
                 assert message.error() is None

@@ -104,7 +104,7 @@ def consume(config, topic):
         consumer.assign([Place(topic, 0, OFFSET_BEGINNING)])
         found = []
         while len(found) < len(VALUES):
-            some = consumer.consume(100, timeout=patient(WAIT_S))
+            some = consumer.consume(len(VALUES) - len(found), timeout=patient(WAIT_S))
             assert some
             for message in some:
                 assert message.error() is None, message.error()
