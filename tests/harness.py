@@ -119,6 +119,25 @@ def judge(reasons: Sequence[str], cause: str) -> State:
     return State.FAILED
 
 
+class Judged:
+    """The result of a run: what `reasons` and `starved_by` amount to."""
+
+    __slots__ = ()
+
+    reasons: Sequence[str]
+    starved_by: str
+
+    @property
+    def state(self) -> State:
+        """Whether it was ok, failed or was starved."""
+        return judge(self.reasons, self.starved_by)
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it came to its end, proved something, and showed nothing that must not be."""
+        return not self.reasons
+
+
 def headline(reasons: Sequence[str], cause: str) -> str:
     """Return what the last line of a run says of why it is not ok.
 

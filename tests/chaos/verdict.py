@@ -9,7 +9,7 @@ from gazette_platform.testing.waiting import patient
 from tests.chaos.availability import unavailable_s_max
 from tests.chaos.readers import ReaderKind, kind_of as reader_kind
 from tests.chaos.writers import kind_of as writer_kind
-from tests.harness import Late, State, headline, judge, starved_s
+from tests.harness import Judged, Late, headline, starved_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ def _names(kinds: set[FaultKind]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChaosResult:
+class ChaosResult(Judged):
     """How a run went."""
 
     seed: int
@@ -144,16 +144,6 @@ class ChaosResult:
     """Anomalies that the protocol allows during the faults that there were, by name."""
     starved_by: str = ""
     """What starved the run, see `starvation.starved_by`; empty: nothing did."""
-
-    @property
-    def state(self) -> State:
-        """Whether it was ok, failed or was starved."""
-        return judge(self.reasons, self.starved_by)
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether it came to its end, proved something, and showed nothing that must not be."""
-        return not self.reasons
 
     @property
     def longest_unavailable_s(self) -> float:

@@ -26,7 +26,7 @@ from tests.chaos.scene import Scene, WorkloadConfig
 from tests.chaos.stale_primary import StalePrimary
 from tests.chaos.workload import Workload
 from tests.checker.history import Recorder
-from tests.harness import Late, State, Watchdog, headline, judge, reason_of, starved_s
+from tests.harness import Judged, Late, Watchdog, headline, reason_of, starved_s
 from tests.kafka_chaos.check import Evidence, findings
 from tests.kafka_chaos.clients import (
     COPIERS,
@@ -92,7 +92,7 @@ class KafkaChaosConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KafkaChaosResult:
+class KafkaChaosResult(Judged):
     """How a run went."""
 
     seed: int
@@ -106,16 +106,6 @@ class KafkaChaosResult:
     """From the call to the answer, of records of idempotent producers."""
     reasons: Sequence[str] = ()
     starved_by: str = ""
-
-    @property
-    def state(self) -> State:
-        """Whether it was ok, failed or was starved."""
-        return judge(self.reasons, self.starved_by)
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether it showed nothing that must not be."""
-        return not self.reasons
 
     @property
     def summary(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from examples.stream_sum.messages import Sum, id_of
-from tests.harness import Late, State, headline, judge
+from tests.harness import Judged, Late, headline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +83,7 @@ def miscounted(tallies: Sequence[Tally]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class SoakResult:
+class SoakResult(Judged):
     """How a run went."""
 
     seed: int
@@ -103,15 +103,6 @@ class SoakResult:
     """Parts that this machine cannot play."""
     starved_by: str = ""
     """What starved the run, see `starvation.starved_by`; empty: nothing did."""
-
-    @property
-    def state(self) -> State:
-        """Whether it was ok, failed or was starved."""
-        return judge(self.reasons, self.starved_by)
-
-    @property
-    def is_ok(self) -> bool:
-        return not self.reasons
 
     @property
     def summary(self) -> str:
