@@ -127,7 +127,7 @@ class _Shape:
             if not heights:
                 raise ValidationError(f"{name} has no fields")
             height += max(heights)
-        elif kind == "fixed" and not schema["size"]:
+        elif kind == "fixed" and not (type(schema["size"]) is int and schema["size"] > 0):
             raise ValidationError(f"{name} has no bytes")
         self._heights[name] = height
         return height

@@ -37,6 +37,16 @@ _CRC_AT: Final = 17
 # Of lines for which Python takes less time than `aiokafka`'s sum.
 _LARGE_BYTES: Final = 4 << 10
 
+# A record may have 7 bytes, and a header 2: they become objects of a hundred times that.
+_RECORDS_MAX: Final = 250_000
+_RECORD_BYTES: Final = 7
+_HEADERS_MAX: Final = 500_000
+_CHECKED_BYTES: Final = 1 << 20
+_CHECKED_RECORD_BYTES: Final = 64 << 10
+_SHIFT_MAX: Final = 63
+# Of a chunk of snappy, beside its content: each costs time.
+_CHUNK_BYTES: Final = 512
+
 _LZ4_RATIO_MAX: Final = 256
 _XERIAL: Final = b"\x82SNAPPY\0"
 _XERIAL_HEAD_BYTES: Final = 16
@@ -55,12 +65,16 @@ class Batch:
     base_sequence: int
     count: int
     is_transactional: bool
+    size: int
+    """Bytes once compression is undone."""
     batch: Any
 
     def records(self) -> list[Any]:
-        """All records; once. Raises: KafkaError: they are damaged."""
+        """All records; once. Raises: KafkaError: they are damaged, or have too many headers."""
         try:
-            return list(self.batch)
+            if self.size < _CHECKED_BYTES:
+                return list(self.batch)
+            return _with_few_headers(self.batch)
         except (CorruptRecordException, UnicodeDecodeError, ValueError) as err:
             raise KafkaError(ErrorCode.corrupt_message, f"damaged records: {err}") from err
 
@@ -101,13 +115,80 @@ def read_batch(data: bytes, *, limit: int) -> Batch:
     codec = attributes & _CODEC_MASK
     if codec:
         data = _without_codec(data, attributes, _decompressed(codec, data[_HEAD.size :], limit))
+    _check_records(data, count)
     return Batch(
         producer_id,
         epoch,
         sequence,
         count,
         bool(attributes & _TRANSACTIONAL),
+        len(data),
         DefaultRecordBatch(data),
+    )
+
+
+def _check_records(data: bytes, count: int) -> None:
+    """Raises: KafkaError: there are too many records, or one has too many headers."""
+    if count > _RECORDS_MAX:
+        raise KafkaError(
+            ErrorCode.message_too_large,
+            f"a batch has {count} records, and {_RECORDS_MAX} at most are taken (make batch.size smaller)",
+        )
+    if count * _RECORD_BYTES > len(data) - _HEAD.size:
+        raise KafkaError(
+            ErrorCode.corrupt_message, f"{len(data)} bytes do not hold {count} records"
+        )
+    if len(data) < _CHECKED_BYTES:
+        return
+    at = _HEAD.size
+    try:
+        for _ in range(count):
+            length, begin = _read_varint(data, at)
+            at = begin + length
+            if length > _CHECKED_RECORD_BYTES and _headers_at(data, begin) > _HEADERS_MAX:
+                raise _too_many_headers()
+            if length < 0:
+                return  # whoever reads it says what is wrong
+    except IndexError:
+        return
+
+
+def _headers_at(data: bytes, at: int) -> int:
+    """How many headers a record has. Raises: IndexError: it ends too soon."""
+    at += 1
+    for _ in range(2):  # timestamp and offset
+        _, at = _read_varint(data, at)
+    for _ in range(2):  # key and value
+        length, at = _read_varint(data, at)
+        at += max(0, length)
+    return _read_varint(data, at)[0]
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    found = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        found |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80 or shift > _SHIFT_MAX:
+            return found >> 1 ^ -(found & 1), at
+
+
+def _with_few_headers(batch: Any) -> list[Any]:
+    found: list[Any] = []
+    count = 0
+    for record in batch:
+        count += len(record.headers)
+        if count > _HEADERS_MAX:
+            raise _too_many_headers()
+        found.append(record)
+    return found
+
+
+def _too_many_headers() -> KafkaError:
+    return KafkaError(
+        ErrorCode.message_too_large, f"a batch has more than {_HEADERS_MAX} headers of records"
     )
 
 
@@ -177,13 +258,13 @@ def _unsnappy(data: bytes, limit: int) -> bytes:
         if not 0 < length <= len(data) - at:
             raise KafkaError(ErrorCode.corrupt_message, "compressed records end too soon")
         found.append(_unsnappy_block(data[at : at + length], limit - size))
-        size += len(found[-1])
+        size += len(found[-1]) + _CHUNK_BYTES
         at += length
     return b"".join(found)
 
 
 def _unsnappy_block(data: bytes, limit: int) -> bytes:
-    if cramjam.snappy.decompress_raw_len(data) > limit:
+    if limit < 0 or cramjam.snappy.decompress_raw_len(data) > limit:
         raise _too_large(limit)
     return bytes(cramjam.snappy.decompress_raw(data))
 

@@ -76,3 +76,40 @@ def code_of(error: BaseException) -> ErrorCode:
         if isinstance(error, kind):
             return code
     return ErrorCode.unknown_server_error
+
+
+# Of consumers of Java, which take any other for a fault of their own, and end.
+_OF_FETCH: Final = frozenset(
+    (
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.offset_not_available,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.offset_out_of_range,
+        ErrorCode.topic_authorization_failed,
+        ErrorCode.corrupt_message,
+    )
+)
+_OF_BROKERS: Final = frozenset(
+    (
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.leader_not_available,
+        ErrorCode.not_enough_replicas,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.request_timed_out,
+    )
+)
+
+
+def fetch_code_of(error: BaseException) -> ErrorCode:
+    """As `code_of`, for answers to Fetch."""
+    code = code_of(error)
+    if code in _OF_FETCH:
+        return code
+    return ErrorCode.not_leader_or_follower if code.retriable else ErrorCode.unknown_server_error
+
+
+def coordinator_code_of(error: BaseException) -> ErrorCode:
+    """As `code_of`, for answers about groups and transactions: their clients give up if a broker's code is among them."""
+    code = code_of(error)
+    return ErrorCode.coordinator_not_available if code in _OF_BROKERS else code

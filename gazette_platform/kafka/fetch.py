@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.errors import DataError, GazetteError
+from gazette_platform.errors import DataError, GazetteError, JournalReplaced
 from gazette_platform.kafka.batches import finish_batch, new_builder
-from gazette_platform.kafka.failures import KafkaError, code_of
+from gazette_platform.kafka.failures import KafkaError, fetch_code_of
 from gazette_platform.kafka.records import (
     decode_lines,
     foreign_uuid,
@@ -234,6 +234,8 @@ class Fetch:
                 marks, place = followed.marks, followed.tail.position + wanted.end
                 wanted.stable = place if marks is None else marks.stable
         except GazetteError as err:
+            if isinstance(err, JournalReplaced):
+                self._gateway.topics.forget()
             wanted.error = err
             return 0
         return wanted.end
@@ -281,7 +283,7 @@ class Fetch:
         part = call.new(
             "PartitionData",
             partition_index=wanted.index,
-            error_code=ErrorCode.none if error is None else code_of(error),
+            error_code=ErrorCode.none if error is None else fetch_code_of(error),
             high_watermark=head,
             last_stable_offset=stable,
             log_start_offset=start,

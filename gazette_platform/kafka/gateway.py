@@ -265,6 +265,10 @@ def _shape(kind: Any) -> tuple[bool, tuple[str, ...]]:
     return "error_code" in names, parts
 
 
+# A topic that is not known is looked for again after this many times as long as the last listing took, at least.
+_PAUSE: Final = 10
+_TURN: Final = 256
+"""Partitions of a request that are looked up before others have their turn."""
 # How old the topics may be that produce and fetch go by, and those that Metadata shows.
 _STALE_S: Final = 10.0
 FRESH_S: Final = 0.5
@@ -272,13 +276,19 @@ FRESH_S: Final = 0.5
 
 @final
 class Topics:
-    """The topics of the cluster, listed again when they are too old or one is not found."""
+    """The topics of the cluster, listed again when they are too old or one is not found.
+
+    Attributes:
+        asked: how often partitions were looked up.
+    """
 
     def __init__(self, client: AsyncClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
         self._map = TopicMap()
         self._listed_at = -_STALE_S
+        self._took_s = 0.0
+        self.asked = 0
         self._listing = asyncio.Lock()
         self._problems: frozenset[str] = frozenset()
 
@@ -292,6 +302,7 @@ class Topics:
                 began_at = self._clock.monotonic()
                 self._map = map_topics(await self._client.list(TOPIC))
                 self._listed_at = began_at
+                self._took_s = self._clock.monotonic() - began_at
                 self._warn(frozenset(self._map.problems))
         return self._map
 
@@ -305,6 +316,10 @@ class Topics:
     async def topic(self, name: str) -> Topic:
         """A topic. Raises: KafkaError: there is none; TransportError."""
         for age_s in (_STALE_S, FRESH_S, 0.0):
+            if not age_s:
+                # Whoever names topics that do not exist waits, and not those that others name.
+                pause_s = self._listed_at + _PAUSE * self._took_s - self._clock.monotonic()
+                await asyncio.sleep(max(0.0, pause_s))
             found = (await self.current(age_s=age_s)).topics.get(name)
             if found is not None:
                 return found
@@ -359,8 +374,12 @@ class Gateway:
 
         Raises: KafkaError: there is none, or the client may not; TransportError.
         """
+        topics = self.topics
+        topics.asked += 1
+        if not topics.asked % _TURN:
+            await asyncio.sleep(0)
         try:
-            found = self.topics.known(name, number) or await self.topics.partition(name, number)
+            found = topics.known(name, number) or await topics.partition(name, number)
         except KafkaError:
             access.check_new(capability, name, self.config.prefix)
             raise

@@ -25,6 +25,7 @@ from gazette_platform.errors import (
     WrongAppendOffset,
 )
 from gazette_platform.kafka.batches import read_batch
+from gazette_platform.kafka.bounds import Budget
 from gazette_platform.kafka.failures import KafkaError, Refused, code_of
 from gazette_platform.kafka.records import Lines, Stamp, encode_batch
 from gazette_platform.kafka.sequences import (
@@ -45,11 +46,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from gazette_platform.client.results import AppendResult
+    from gazette_platform.kafka.batches import Batch
     from gazette_platform.kafka.gateway import Gateway
     from gazette_platform.kafka.sequences import Edit
     from gazette_platform.kafka.topics import Partition
     from gazette_platform.kafka.wire import Call
 
+    # By topic, and by partition.
+    _Begun = list[tuple[str, list[tuple[int, asyncio.Future[int] | GazetteError]]]]
     OpenNumber = Callable[[str | None, tuple[int, int], str], Awaitable[int]]
 
 _log = logging.getLogger(__name__)
@@ -60,6 +64,9 @@ _MOST: Final = 12
 _WAIT_S_LEAST: Final = 1.0
 _WAIT_S_MOST: Final = 60.0
 _ACKS: Final = (-1, 0, 1)
+# Of what a line has beside the record, about.
+_LINE_BYTES: Final = 110
+_LARGE_BYTES: Final = 256 << 10
 
 
 @final
@@ -90,9 +97,9 @@ class Produce:
     async def _produce(self, call: Call) -> Awaitable[Any]:
         """Begin the appends. Returns: what waits for them."""
         request = call.request
-        begun: list[tuple[str, list[tuple[int, Pending | GazetteError]]]] = []
+        begun: _Begun = []
         for topic in request.topic_data:
-            parts: list[tuple[int, Pending | GazetteError]] = []
+            parts: list[tuple[int, asyncio.Future[int] | GazetteError]] = []
             for data in topic.partition_data:
                 try:
                     if request.acks not in _ACKS:
@@ -103,23 +110,39 @@ class Produce:
             begun.append((topic.name, parts))
         return Later(partial(self._answer, call, begun))
 
-    async def _begin(self, call: Call, topic: str, data: Any) -> Pending:
-        """Raises: GazetteError: the records cannot be taken."""
+    async def _begin(self, call: Call, topic: str, data: Any) -> asyncio.Future[int]:
+        """Begin the append of a batch. Returns: as `Pending.done`. Raises: GazetteError: the records cannot be taken."""
         partition = await self._gateway.partition(
             call.peer.access, Capability.APPEND, topic, data.index
         )
         if not data.records:
             raise KafkaError(ErrorCode.invalid_record, "a request holds no batch for a partition")
         batch = read_batch(data.records, limit=self._limit(partition))
-        producer, flags, claim, find = None, Flags.OUTSIDE_TXN, None, None
         lane = self._lanes.get(partition.journal)
+        room = await self._lanes.room.take(batch.size + batch.count * _LINE_BYTES)
+        try:
+            pending = await self._pending(call, partition, lane, batch)
+        except BaseException:
+            self._lanes.room.give(room)
+            raise
+        surplus = max(0, len(pending.lines.content) - room)
+        self._lanes.room.add(surplus)
+        pending.done.add_done_callback(lambda _: self._lanes.room.give(room + surplus))
+        self._gateway.metrics.took("in", batch.count, len(data.records))
+        return pending.done
+
+    async def _pending(self, call: Call, partition: Partition, lane: Lane, batch: Batch) -> Pending:
+        """Put the lines of a batch into its lane. Raises: GazetteError: the records cannot be taken."""
+        producer, flags, claim, find = None, Flags.OUTSIDE_TXN, None, None
+        if batch.size > _LARGE_BYTES:
+            await asyncio.sleep(0)  # others have their turn between large batches
         if batch.producer_id >= 0:
             claim = Claim(batch.producer_id, batch.epoch, batch.base_sequence, batch.count)
         if batch.is_transactional:
             if claim is None or partition.form is Form.PLAIN:
                 raise KafkaError(
                     ErrorCode.invalid_record,
-                    f"topic {topic} holds no transactions (kafka.meta=none)",
+                    f"topic {partition.topic} holds no transactions (kafka.meta=none)",
                 )
             producer, flags = txn_producer(batch.producer_id, batch.epoch), Flags.CONTINUE_TXN
             await lane.ready()
@@ -142,7 +165,6 @@ class Produce:
         clocks = (stamp.clock, stamp.end(batch.count)) if batch.is_transactional else (0, 0)
         pending = Pending(lines, claim, clocks, find)
         lane.put(pending)
-        self._gateway.metrics.took("in", batch.count, len(data.records))
         return pending
 
     def _limit(self, partition: Partition) -> int:
@@ -151,9 +173,7 @@ class Produce:
         own = partition.listing.spec.labels.value_of(MAX_BYTES)
         return min(limit, int(own)) if own.isdecimal() else limit
 
-    async def _answer(
-        self, call: Call, begun: list[tuple[str, list[tuple[int, Pending | GazetteError]]]]
-    ) -> Any:
+    async def _answer(self, call: Call, begun: _Begun) -> Any:
         topics = []
         # What was not appended by then may be appended later, as in Kafka.
         wait_s = min(max(call.request.timeout.total_seconds(), _WAIT_S_LEAST), _WAIT_S_MOST)
@@ -168,7 +188,7 @@ class Produce:
         return call.new("ProduceResponse", responses=tuple(topics))
 
     async def _part(
-        self, call: Call, index: int, part: Pending | GazetteError, deadline: float
+        self, call: Call, index: int, part: asyncio.Future[int] | GazetteError, deadline: float
     ) -> Any:
         error: GazetteError | None
         offset = -1
@@ -177,7 +197,7 @@ class Produce:
         else:
             try:
                 async with asyncio.timeout_at(deadline):
-                    offset, error = await asyncio.shield(part.done), None
+                    offset, error = await asyncio.shield(part), None
             except GazetteError as err:
                 error = err
             except TimeoutError:
@@ -208,6 +228,9 @@ _ATTEMPTS_MAX: Final = 8
 _NAMED_ATTEMPTS: Final = 4
 _LANES_MAX: Final = 4096
 _FAILED_MAX: Final = 1024
+_LEAST_CLOCK: Final = 1
+_AHEAD_S_MAX: Final = 24 * 3600
+"""How far ahead of our clock that of another gateway may be. Whoever appends to a journal may write any into its registers."""
 
 
 class TransactionEnd(NamedTuple):
@@ -408,7 +431,8 @@ class Lane:
     def _prepare_end(self, pending: Pending, end: TransactionEnd, edit: Edit) -> None:
         """Make the line that ends a transaction; or answer, if it has ended here.
 
-        There is a line even if the transaction has nothing here: a batch of it that comes late must find that it ended.
+        There is a line even if the transaction has nothing here: a batch of it that comes late must find that it ended. And there may be
+        records that the registers do not know: they are lost if the journal was suspended, or deleted and made again.
         """
         former = self._sequences.get(end.producer_id) or Sequence(end.epoch, -1, -1, -1)
         is_open = former.open >= 0
@@ -416,9 +440,9 @@ class Lane:
             if not pending.done.done():
                 pending.done.set_result(-1)
             return
-        clock = self._lanes.stamp(1).clock
-        if is_open and not end.commits:
-            clock = former.acknowledged
+        clock = max(self._lanes.stamp(1).clock, former.clock)
+        if not end.commits:
+            clock = max(_LEAST_CLOCK, former.acknowledged)
         uuid = uuid_text(txn_producer(end.producer_id, end.written_epoch), clock, Flags.ACK_TXN)
         line = b'{"_meta":{"uuid":"%s"}}\n' % uuid.encode()
         pending.lines = Lines(line, len(line))
@@ -489,11 +513,16 @@ def _settle(pending: Pending, outcome: Duplicate | KafkaError) -> None:
 
 @final
 class Lanes:
-    """The lanes of a gateway, and the clock of the UUIDs that it gives."""
+    """The lanes of a gateway, and the clock of the UUIDs that it gives.
+
+    Attributes:
+        room: for the lines of batches that wait for their appends.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._lanes: dict[str, Lane] = {}
+        self.room = Budget(gateway.config.buffer_bytes_max)
         self._producer = new_producer_id()
         self._clock = 0
 
@@ -507,8 +536,9 @@ class Lanes:
         return lane
 
     def raise_clock(self, clock: int) -> None:
-        """Let UUIDs have clocks from here on."""
-        self._clock = max(self._clock, (clock + 15) >> 4 << 4)
+        """Let UUIDs have clocks from here on, unless it is far in the future."""
+        latest = clock_of(int((self._gateway.clock.unix_s() + _AHEAD_S_MAX) * 1e9)) >> 4 << 4
+        self._clock = max(self._clock, min((clock + 15) >> 4 << 4, latest))
 
     def stamp(
         self, count: int, *, producer: bytes | None = None, flags: Flags = Flags.OUTSIDE_TXN

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import re
 from base64 import b64decode, b64encode
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -46,7 +47,7 @@ _TS_DIGITS_MAX: Final = 18
 _TS_END: Final = 1 << 63
 _BASE64: Final = 64
 _COMMA: Final = ord(",")
-_FOREIGN: Final = re.compile(rb'"_meta"\s*:\s*\{\s*"uuid"\s*:\s*"([0-9a-fA-F-]{36})"')
+_FOREIGN: Final = re.compile(rb'\s*\{\s*"_meta"\s*:\s*\{\s*"uuid"\s*:\s*"([0-9a-fA-F-]{36})"')
 _SCHEMA: Final = re.compile(rb'\d{1,18},"schema":(\d{1,10})')
 _SCHEMAS: Final = re.compile(
     rb'^\{"_meta":\{"uuid":"[^"]{36}","ts":\d{1,18},"schema":(\d{1,10})', re.MULTILINE
@@ -60,6 +61,8 @@ _AVRO_BYTES_MAX: Final = 64 << 20
 _VIEW_BYTES: Final = 16 << 10
 # Of lines that are long on average.
 _LONG_BYTES: Final = 512
+# Of bad records, that an answer names.
+_NAMED_MAX: Final = 50
 
 
 class Lines(NamedTuple):
@@ -162,9 +165,9 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _find_bad(form: Form, records: Sequence[Any]) -> list[BadRecord]:
-    """The bad records of a batch that has some."""
+    """The first bad records of a batch that has some."""
     whys = ((number, _why_not(form, record.value)) for number, record in enumerate(records))
-    return [BadRecord(number, why) for number, why in whys if why]
+    return [*islice((BadRecord(number, why) for number, why in whys if why), _NAMED_MAX)]
 
 
 def _why_not(form: Form, value: bytes | None) -> str:
@@ -266,6 +269,8 @@ def _encode_avro(
             schema_id, text = _avro_text(record.value, codecs)
         except DataError as err:
             bad.append(BadRecord(number, str(err)))
+            if len(bad) == _NAMED_MAX:
+                break
             continue
         size += len(text)
         if size > _AVRO_BYTES_MAX:
@@ -491,7 +496,7 @@ def has_marks(block: bytes) -> bool:
 
 def foreign_uuid(line: bytes) -> bytes | None:
     """The text of the UUID in ``_meta`` of a line that did not come by Kafka."""
-    found = _FOREIGN.search(line)
+    found = _FOREIGN.match(line)  # of the object itself, and not of one in it
     if found is not None:
         return found[1]
     try:

@@ -8,6 +8,8 @@
     JSON with the ids of its ``versions``, oldest first, and its ``compatibility``.
 ``…#schemas/last``
     The id that was given last.
+``…#schemas/bytes``
+    Bytes of all texts.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 SCHEMA_BYTES_MAX: Final = 48 << 10
 VERSIONS_MAX: Final = 1000
 SCHEMAS_MAX: Final = 100_000
+TEXTS_BYTES_MAX: Final = 256 << 20
+"""Of all schemas: etcd has 2 GiB for all that a cluster keeps."""
 _SUBJECT_MAX: Final = 255
 _ATTEMPTS_MAX: Final = 20
 _CODECS_MAX: Final = 1000
@@ -127,7 +131,7 @@ class Schemas:
             text = await self._ask(self._source.text(schema_id))
             if text is None:
                 return ValidationError(f"the registry has no schema {schema_id}")
-            codec = AvroCodec(schema_id, text)
+            codec = await asyncio.to_thread(AvroCodec, schema_id, text)
         except ValidationError as err:
             codec = ValidationError(f"schema {schema_id}: {err}")
         self._codecs.put(schema_id, codec)
@@ -182,7 +186,13 @@ class RestSource:
         found = await self._get(f"subjects/{quote(subject, safe='')}/versions/latest")
         if found is None:
             return None
-        return Version(int(found.get("version", 0)), int(found.get("id", 0)), _text_of(found))
+        try:
+            number, schema_id = int(found["version"]), int(found["id"])
+        except (KeyError, TypeError, ValueError) as err:
+            raise TransportError(
+                f"{subject}: the registry of schemas gives no version and id ({err!r})"
+            ) from err
+        return Version(number, schema_id, _text_of(found))
 
     async def _get(self, path: str) -> Any:
         """What a path has; None: nothing. Raises: TransportError."""
@@ -306,7 +316,7 @@ class EtcdSource:
 
     async def find(self, subject: str, text: str) -> Version | None:
         """The version of a subject that has a schema. Raises: ValidationError: it is none."""
-        text = normal_text(text)
+        text = await asyncio.to_thread(normal_text, text)
         known = await self._etcd.get(self._digest_key(text))
         versions = (await self.subject(subject)).versions
         if known is None or int(known.value) not in versions:
@@ -322,7 +332,7 @@ class EtcdSource:
 
         Raises: ValidationError: it is none; Incompatible. EtcdError.
         """
-        text = normal_text(text)
+        text = await asyncio.to_thread(normal_text, text)
         digest_key, last_key = self._digest_key(text), f"{self._root}/last"
         for _ in range(_ATTEMPTS_MAX):
             known, last = await self._etcd.get(digest_key), await self._etcd.get(last_key)
@@ -344,7 +354,14 @@ class EtcdSource:
             if known is None:
                 compares.append(Compare.mod(last_key, last.mod_revision if last else 0))
                 number = str(schema_id).encode()
+                held = await self._etcd.get(f"{self._root}/bytes")
+                size = (int(held.value) if held else 0) + len(text)
+                if size > TEXTS_BYTES_MAX:
+                    raise ValidationError(
+                        f"all schemas have {TEXTS_BYTES_MAX} bytes, and no more are taken"
+                    )
                 puts += [
+                    Put(f"{self._root}/bytes", str(size).encode()),
                     Put(last_key, number),
                     Put(digest_key, number),
                     Put(f"{self._root}/ids/{schema_id}", text.encode()),
@@ -368,7 +385,7 @@ class EtcdSource:
         for schema_id in ids:
             former = await self.text(schema_id)
             if former is not None:
-                check_compatible(level, former, text)
+                await asyncio.to_thread(check_compatible, level, former, text)
 
     async def set_level(self, subject: str, level: str) -> None:
         """Set what is asked of new versions of a subject. Raises: ValidationError; EtcdError."""

@@ -211,6 +211,8 @@ class Edit:
             after = replace(
                 after, clock=last, acknowledged=acknowledged, open=begin, transaction=transaction
             )
+        elif former is not None and former.clock:
+            after = _outside_transaction(after, former)
         self._after[claim.producer_id] = after
 
     def put(self, producer_id: int, sequence: Sequence) -> None:
@@ -270,6 +272,21 @@ class Edit:
             return {}
         oldest = sorted(kept, key=lambda key: abs(kept[key][1].offset))[:surplus]
         return {key: kept[key][0] for key in oldest}
+
+
+def _outside_transaction(after: Sequence, former: Sequence) -> Sequence:
+    """What is known after a batch outside of transactions. Raises: KafkaError: one is open, whose begin would be forgotten."""
+    if former.open >= 0:
+        raise KafkaError(
+            ErrorCode.invalid_txn_state,
+            f"transaction {former.transaction} is open, and the batch does not belong to it",
+        )
+    return replace(
+        after,
+        clock=former.clock,
+        acknowledged=former.acknowledged,
+        transaction=former.transaction,
+    )
 
 
 def _check_transaction(claim: Claim, former: Sequence | None, transaction: int) -> None:

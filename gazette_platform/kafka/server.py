@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 from typing import TYPE_CHECKING, Any, Final, final
 
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.kafka.access import MECHANISMS, Quota
+from gazette_platform.kafka.bounds import Budget, Complaints
 from gazette_platform.kafka.coordinator.group_offsets import GroupOffsets
 from gazette_platform.kafka.coordinator.group_store import GroupStore
 from gazette_platform.kafka.coordinator.live_groups import GroupCoordinator, LiveGroups
@@ -32,7 +34,6 @@ from gazette_platform.kafka.wire import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     Api,
-    Budget,
     Connection,
     versions_answer,
 )
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_READ_BUFFER_BYTES: Final = 1 << 20
+_READ_BUFFER_BYTES: Final = 256 << 10
+_CONNECTIONS_MAX: Final = 1 << 15
 _LEAVE_S: Final = 5.0
 _HANDSHAKE_S: Final = 15.0
 
@@ -112,8 +114,12 @@ class KafkaServer:
         self._tls = tls
         self._clock = clock
         self._budget = Budget(config.buffer_bytes_max)
+        self._complaints = Complaints()
         self._quotas = {PRODUCE: Quota(config.produce_quota), FETCH: Quota(config.fetch_quota)}
         self._connections: set[Connection] = set()
+        # Brokers have spools and peers beside the connections of clients.
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._connections_max = _CONNECTIONS_MAX if soft < 0 else min(_CONNECTIONS_MAX, soft // 2)
         self._all_left = asyncio.Event()
         self._all_left.set()
         self._server: asyncio.Server | None = None
@@ -182,6 +188,10 @@ class KafkaServer:
         if self._tasks.is_closed:
             writer.close()
             return
+        if len(self._connections) >= self._connections_max:
+            self._complaints.add("", f"{self._connections_max} connections are open")
+            writer.close()
+            return
         connection = Connection(
             reader,
             writer,
@@ -192,6 +202,7 @@ class KafkaServer:
             faults=self._faults,
             metrics=self.metrics,
             auth=self._auth,
+            complaints=self._complaints,
         )
         self._tasks.spawn(self._run(connection), name="connection")
 
@@ -277,7 +288,7 @@ class Login:
             call.peer.principal = access.log_in(call.request.auth_bytes)
         except Unauthenticated as err:
             code, text = ErrorCode.sasl_authentication_failed, str(err)
-            _log.warning("Kafka client %s may not log in: %s", call.peer.host, err)
+            access.close(f"may not log in: {err}")
         return call.new(
             "SaslAuthenticateResponse",
             error_code=code,

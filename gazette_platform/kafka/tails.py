@@ -85,15 +85,20 @@ class Tail:
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: GazetteError | None = None
-        self._line_max = gateway.config.record_bytes_max * _GROWTH + _LINE_REST_BYTES
+        self._line_max = line_bytes_max(gateway)
 
     async def open(self, partition: Partition, offset: int) -> None:
         """Begin at the record that holds the byte at `offset`, or at its end if that is the end of one before.
 
         Raises: KafkaError: there is no such offset; GazetteError.
         """
-        self._head = await log_end(self._gateway, self.journal)
+        self._head, is_sure = await _known_end(self._gateway, self.journal)
         self.start = await log_start(self._gateway, self.journal, self._head)
+        if offset > self._head and not is_sure:
+            raise KafkaError(
+                ErrorCode.offset_not_available,
+                f"{self.journal}: no primary says whether there is an offset {offset}",
+            )
         if not self.start <= offset <= self._head:
             raise KafkaError(
                 ErrorCode.offset_out_of_range,
@@ -128,7 +133,7 @@ class Tail:
                 return offset - len(found)
             if size > self._line_max:
                 raise KafkaError(ErrorCode.corrupt_message, f"{self.journal}: a line is too long")
-            size = max(_BACK_BYTES, size * 4)
+            size = min(max(_BACK_BYTES, size * 4), self._line_max + 1)
         return offset
 
     async def _pump(self, created: int) -> None:
@@ -243,6 +248,11 @@ class Tail:
             self._task.cancel()
 
 
+def line_bytes_max(gateway: Gateway) -> int:
+    """Bytes of the longest line that a record may become."""
+    return gateway.config.record_bytes_max * _GROWTH + _LINE_REST_BYTES
+
+
 async def log_start(gateway: Gateway, journal: str, head: int) -> int:
     """The first offset that can be read. Raises: GazetteError. Cancellation: safe."""
     with contextlib.suppress(StopIteration):
@@ -252,17 +262,24 @@ async def log_start(gateway: Gateway, journal: str, head: int) -> int:
 
 
 async def log_end(gateway: Gateway, journal: str) -> int:
-    """The end of a journal, as its primary knows it; a replica that is new may not know all of it yet.
+    """The end of a journal. Raises: GazetteError. Cancellation: safe."""
+    end, _ = await _known_end(gateway, journal)
+    return end
 
-    A consumer that was given such an end would start over, as its place lies after it. While no primary answers, replicas do.
+
+async def _known_end(gateway: Gateway, journal: str) -> tuple[int, bool]:
+    """The end of a journal, and whether its primary says so.
+
+    While no primary answers, replicas do. One that is new may not know all of the journal: a consumer whose place lies after such
+    an end must not learn that there is no such place, as it would start over.
 
     Raises: GazetteError. Cancellation: safe.
     """
     try:
         async with asyncio.timeout(_PRIMARY_S):
-            return (await gateway.client.append(journal, b"")).end
+            return (await gateway.client.append(journal, b"")).end, True
     except (TimeoutError, StatusError):
-        return await gateway.client.write_head(journal)
+        return await gateway.client.write_head(journal), False
 
 
 _COMMITTED: Final = 1
@@ -362,10 +379,13 @@ class Offsets:
             on_jump="continue",
         )
         position, held = begin, b""
+        line_max = line_bytes_max(self._gateway)
         if begin == head:
             return best
         async with reader:
             while (last or best[0] < 0) and (chunk := await reader.read(_CHUNK_BYTES)):
+                if len(held) > line_max:
+                    raise KafkaError(ErrorCode.corrupt_message, "a line is too long")
                 held += chunk
                 end = held.rfind(b"\n") + 1
                 decode_lines(partition.form, held[:end], look)

@@ -221,6 +221,9 @@ _BROKER_RESOURCE: Final = 4
 _FROM_TOPIC: Final = 1
 _FROM_DEFAULT: Final = 5
 _READY_S: Final = 10.0
+# Of configs that are named in the log.
+_NAMES_MAX: Final = 10
+_NAME_CHARS: Final = 100
 
 
 @final
@@ -310,7 +313,8 @@ class Admin:
         check_count(number := gateway.config.partitions if count == -1 else count)
         template = template_of(gateway.config, await self._stores(), replication, configs)
         if template.ignored:
-            _log.warning("topic %s: no effect have %s", name, ", ".join(template.ignored))
+            names = ", ".join(repr(each[:_NAME_CHARS]) for each in template.ignored[:_NAMES_MAX])
+            _log.warning("topic %s: no effect have %s", name, names)
         specs = [template.spec(name, each, gateway.config.prefix) for each in range(number)]
         access.check_specs(name, specs)
         if not only_check:

@@ -36,6 +36,7 @@ ALTERABLE: Final = frozenset(
 MAX_BYTES: Final = "kafka.max-message-bytes"
 
 _MS_NS: Final = 1_000_000
+_RETENTION_MS_MAX: Final = ((1 << 63) - 1) // _MS_NS
 _LENGTH_MIN: Final = 1 << 20
 _REFRESH_NS: Final = 60 * 1_000_000_000
 _POSTFIX: Final = 'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
@@ -133,7 +134,10 @@ def _configured(template: Template, name: str, value: str) -> Template:
     fragment, labels = template.fragment, template.labels
     match name:
         case "retention.ms":
-            fragment = replace(fragment, retention_ns=max(0, _number(name, value, -1) * _MS_NS))
+            # Longer than this is for ever, as Java's largest number is meant.
+            ms = _number(name, value, -1)
+            kept_ms = 0 if ms > _RETENTION_MS_MAX else max(0, ms)
+            fragment = replace(fragment, retention_ns=kept_ms * _MS_NS)
         case "segment.bytes":
             fragment = replace(fragment, length=max(_LENGTH_MIN, _number(name, value, 1)))
         case "compression.type":

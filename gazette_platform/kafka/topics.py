@@ -114,10 +114,13 @@ def form_of(labels: LabelSet) -> Form | None:
 
 
 def map_topics(listings: Iterable[JournalListing]) -> TopicMap:
-    """The topics of journals that have the label `kafka.topic`. Of two journals of one partition the first counts."""
+    """The topics of journals that have the label `kafka.topic`. Of two journals of one partition the older one counts.
+
+    So whoever labels a journal of theirs later takes over no partition of others.
+    """
     found: dict[str, dict[int, Partition]] = {}
     problems: list[str] = []
-    for listing in listings:
+    for listing in sorted(listings, key=lambda one: (one.created, one.name)):
         labels = listing.spec.labels
         name, number = labels.value_of(TOPIC), labels.value_of(PARTITION)
         form = form_of(labels)

@@ -26,6 +26,7 @@ from kio.serial import entity_reader, entity_writer
 
 from gazette_platform.errors import DataError, GazetteError
 from gazette_platform.kafka.access import Access
+from gazette_platform.kafka.bounds import PARTS_MAX, has_many_parts, parts_of
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from gazette_platform.kafka.access import Quota
+    from gazette_platform.kafka.bounds import Budget, Complaints
     from gazette_platform.kafka.config import KafkaConfig
     from gazette_platform.kafka.gateway import KafkaMetrics
     from gazette_platform.ops.faults import Faults
@@ -222,6 +224,8 @@ def read_call(api: Api, frame: bytes, peer: Peer) -> Call:
         )  # librdkafka adds bytes, and Kafka passes over them
     except Exception as err:
         raise Malformed(f"{api.name} v{head.version}: {type(err).__name__}: {err}") from err
+    if len(frame) > _SMALL_BYTES and parts_of(request) > PARTS_MAX:
+        raise Malformed(f"{api.name}: a request has more than {PARTS_MAX} parts")
     return Call(api, head, header.client_id or "", request, peer)
 
 
@@ -281,41 +285,22 @@ DECIDED: Final = LOGIN | frozenset(
 # Requests that are read and not handled yet, and calls whose answers are awaited.
 _READ_AHEAD_MAX: Final = 4
 _PENDING_MAX: Final = 64
+_CALLER_CHARS: Final = 200
 _LAST_S: Final = 5.0
 """How long the last calls of a client that has closed may take."""
 # Only batches of records are large. What else is read makes objects that are many times its size.
 PRODUCE: Final = 0
 FETCH: Final = 1
 _DIRECTIONS: Final = {PRODUCE: "in", FETCH: "out"}
-_OTHERS_BYTES_MAX: Final = 8 << 20
+_OTHERS_BYTES_MAX: Final = 2 << 20
+# Of requests that have few parts: these are not counted.
+_SMALL_BYTES: Final = 64 << 10
 # Of clients that have not logged in.
 _LOGIN_BYTES_MAX: Final = 1 << 16
 _LOGIN_S: Final = 30.0
-
-
-@final
-class Budget:
-    """Bytes that all connections may hold; a request waits until there is room for it."""
-
-    def __init__(self, limit: int) -> None:
-        self._free = limit
-        self._changed = asyncio.Condition()
-
-    async def take(self, size: int) -> None:
-        """Wait for room. Cancellation: safe."""
-        if size <= self._free:
-            self._free -= size
-            return
-        async with self._changed:
-            await self._changed.wait_for(lambda: size <= self._free)
-            self._free -= size
-
-    async def give(self, size: int) -> None:
-        """Give room back."""
-        self._free += size
-        if self._changed.locked() or size:
-            async with self._changed:
-                self._changed.notify_all()
+# A request has room once as much of it has come; then each further piece of this size must come within this time.
+_PIECE_BYTES: Final = 256 << 10
+_PIECE_S: Final = 30.0
 
 
 @final
@@ -327,6 +312,7 @@ class Connection:
         budget: of bytes of requests, of all connections.
         quotas: what callers may produce and fetch, of all connections, by the key of the call.
         auth: verifies tokens.
+        complaints: about clients.
     """
 
     def __init__(
@@ -341,8 +327,10 @@ class Connection:
         faults: Faults,
         metrics: KafkaMetrics,
         auth: Authenticator,
+        complaints: Complaints,
     ) -> None:
         self._metrics = metrics
+        self._complaints = complaints
         self._reader = reader
         self._writer = writer
         self._apis = apis
@@ -360,6 +348,8 @@ class Connection:
             _PENDING_MAX
         )
         self._left = asyncio.Event()
+        self._unsent = 0  # answers that are ready
+        self._sent = asyncio.Event()
         self._held = 0
         self._is_leaving = False
 
@@ -367,8 +357,9 @@ class Connection:
         """Take no more requests; `run` ends when what was taken is answered."""
         self._is_leaving = True
         self._left.set()
-        # Nothing may come after an end.
-        cast("asyncio.Transport", self._writer.transport).pause_reading()
+        if not self._writer.is_closing():  # uvloop refuses to pause then
+            # Nothing may come after an end.
+            cast("asyncio.Transport", self._writer.transport).pause_reading()
         self._reader.feed_eof()
 
     async def run(self) -> None:
@@ -389,13 +380,15 @@ class Connection:
                 writing.cancel()
         except* (ConnectionError, TimeoutError, Malformed) as group_error:
             for error in group_error.exceptions:
-                level = logging.WARNING if isinstance(error, Malformed) else logging.DEBUG
-                _log.log(level, "Kafka client %s: %s", self.peer.host, error)
+                if isinstance(error, Malformed):
+                    self._complaints.add(self.peer.host, error)
+                else:
+                    _log.debug("Kafka client %s: %s", self.peer.host, error)
         finally:
             self._expire_after(None)
             self.peer.close()
             self._writer.close()
-            await self._budget.give(self._held)
+            self._budget.give(self._held)
 
     async def _read(self) -> None:
         while True:
@@ -413,14 +406,26 @@ class Connection:
                 )
             if size > _LOGIN_BYTES_MAX and self._access.is_closed:
                 raise Malformed(f"a request of {size} bytes: {self._access.why}")
-            await self._budget.take(size)
-            self._held += size
-            async with asyncio.timeout(idle_s):
-                try:
-                    frame = await self._reader.readexactly(size)
-                except asyncio.IncompleteReadError:
-                    return
+            try:
+                frame = await self._rest(size, min(idle_s, _PIECE_S))
+            except asyncio.IncompleteReadError:
+                return
             await self._frames.put(frame)
+
+    async def _rest(self, size: int, limit_s: float) -> bytes:
+        """The content of a request. Half a request holds its room no longer than it keeps coming."""
+        async with asyncio.timeout(limit_s):
+            first = await self._reader.readexactly(min(size, _PIECE_BYTES))
+        room = await self._budget.take(size)
+        self._held += room
+        if len(first) == size:
+            return first
+        pieces, left = [first], size - len(first)
+        while left:
+            async with asyncio.timeout(limit_s):
+                pieces.append(await self._reader.readexactly(min(left, _PIECE_BYTES)))
+            left -= len(pieces[-1])
+        return b"".join(pieces)
 
     async def _handle(self) -> None:
         while True:
@@ -429,9 +434,16 @@ class Connection:
             wait_s = 0.0
             if call is not None:
                 wait_s = self._throttle(call, len(frame), answer)
+            is_ready = answer is not None and not hasattr(answer, "__await__")
+            if is_ready:
+                self._unsent += 1
             await self._answers.put((call, answer, len(frame), wait_s))
             del frame, answer
             self._frames.task_done()
+            # A client that takes no answers has one made that may be large, and no more.
+            while is_ready and self._unsent:
+                self._sent.clear()
+                await self._sent.wait()
             if wait_s:
                 # What comes meanwhile waits: not all clients heed the time that they are given.
                 with contextlib.suppress(TimeoutError):
@@ -454,7 +466,7 @@ class Connection:
                 len(part.records or b"") for topic in answer.responses for part in topic.partitions
             )
         subject = self._access.subject
-        caller = f"subject {subject}" if subject else f"client {call.client_id}"
+        caller = f"subject {subject}" if subject else f"client {call.client_id[:_CALLER_CHARS]}"
         wait_s = quota.take(caller, size, asyncio.get_running_loop().time())
         # Answers have whole milliseconds.
         wait_s = int(wait_s * 1000) / 1000
@@ -473,7 +485,7 @@ class Connection:
             self._metrics.closed("unsupported" if api is None else api.name)
             raise Malformed(f"request {head.key} of version {head.version} is not supported")
         try:
-            self._admit(api, frame)
+            self._admit(api, frame, head.version)
             call = read_call(api, frame, self.peer)
         except Malformed:
             self._metrics.closed(api.name)
@@ -491,7 +503,7 @@ class Connection:
             self._logged_in()
         return call, answer
 
-    def _admit(self, api: Api, frame: bytes) -> None:
+    def _admit(self, api: Api, frame: bytes, version: int) -> None:
         """Raises: Malformed: the client may not send this now."""
         if self._access.is_closed and api.key not in LOGIN:
             raise Malformed(f"{api.name}: {self._access.why}")
@@ -499,6 +511,8 @@ class Connection:
             raise Malformed(f"{api.name} is not served while there are keys")
         if len(frame) > _OTHERS_BYTES_MAX and api.key != PRODUCE:
             raise Malformed(f"{api.name}: a request of {len(frame)} bytes")
+        if len(frame) > _OTHERS_BYTES_MAX and has_many_parts(frame, version):
+            raise Malformed(f"{api.name}: a request has more than {PARTS_MAX} parts")
 
     def _raw_login(self, content: bytes) -> bytes:
         """A login without a request around it, as it follows a SaslHandshake of version 0."""
@@ -512,6 +526,7 @@ class Connection:
     def _logged_in(self) -> None:
         """End when the token does, unless the client logs in again before; or now, if it was refused."""
         if self._access.is_closed:
+            self._complaints.add(self.peer.host, self._access.why)
             self.leave()
         self._expire_after(self._access.remaining_s)
 
@@ -525,13 +540,14 @@ class Connection:
 
     def _expire(self) -> None:
         self._access.close("the token has expired, and the client has not logged in with a new one")
-        _log.warning("Kafka client %s is left: %s", self.peer.host, self._access.why)
+        self._complaints.add(self.peer.host, f"is left: {self._access.why}")
         self.leave()
 
     async def _write(self) -> None:
         while True:
             call, answer, size, wait_s = await self._answers.get()
-            if hasattr(answer, "__await__"):
+            is_later = answer is None or hasattr(answer, "__await__")
+            if answer is not None and is_later:
                 answer = await self._later(call, answer)
             if call is not None:
                 self._metrics.answered(call.api.name, answer)
@@ -542,9 +558,13 @@ class Connection:
                     raise ConnectionResetError("the client has left")
                 encoded = answer if call is None else answer_bytes(call.correlation_id, answer)
                 self._writer.write(encoded)
-                await self._writer.drain()
+                async with asyncio.timeout(self._config.idle_s):
+                    await self._writer.drain()
+            if not is_later:
+                self._unsent -= 1
+                self._sent.set()
             self._held -= size
-            await self._budget.give(size)
+            self._budget.give(size)
             self._answers.task_done()
 
     async def _later(self, call: Call | None, answer: Awaitable[Any]) -> Any:

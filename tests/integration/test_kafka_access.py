@@ -224,6 +224,20 @@ async def test_calls_that_a_token_does_not_allow_are_refused(gateway):
     assert wrong == []
 
 
+async def test_offsets_of_a_group_name_no_hidden_topics(gateway):
+    """Of hidden topics, and of those that do not exist, clients learn the same."""
+    async with WireClient.to(gateway.port) as wire:
+        await log_in(wire, ALL, "name:prefix=topic/flights/")
+        everything = await wire.call("offset_fetch", 5, group_id="g", topics=None)
+        assert everything.topics == ()
+        for name in ("secret", "nothing"):
+            topic = wire.entity(
+                "offset_fetch", 5, "OffsetFetchRequestTopic", name=name, partition_indexes=(0, 9)
+            )
+            answer = await wire.call("offset_fetch", 5, group_id="g", topics=(topic,))
+            assert [part.error_code for part in answer.topics[0].partitions] == [TOPIC, TOPIC]
+
+
 async def test_producer_ids_are_for_those_who_append(gateway):
     for capability, code in ((ALL & ~Capability.APPEND, CLUSTER), (ALL, ErrorCode.none)):
         async with WireClient.to(gateway.port) as wire:

@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("kio")
 
+from kio.schema.errors import ErrorCode
+
 from gazette_platform.errors import Fenced
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.kafka.coordinator.group_store import (
@@ -17,6 +19,7 @@ from gazette_platform.kafka.coordinator.group_store import (
     encode_offsets,
     newest_ms,
 )
+from gazette_platform.kafka.failures import KafkaError
 from gazette_platform.kafka.gateway import kafka_root
 from gazette_platform.ops.tasks import TaskGroup
 
@@ -75,6 +78,38 @@ async def test_waiting_commits_share_transactions(stores, etcd, etcd_prefix):
     assert after - before <= 6  # others use this etcd too; 1,800 commits of 90 groups
     for one in claims:
         assert await store.offsets(one.group_id) == {"t": {n: at(n) for n in range(20)}}
+
+
+async def test_large_commits_of_one_group_do_not_fail_others(stores):
+    """More than etcd takes at once, of strangers that commit all the time."""
+    store = stores()
+    large = Committed(1, -1, "\0" * 4096, 1, 7)
+    names = [f"large{one}" for one in range(59)]
+    claims = await asyncio.gather(*(store.claim(one, 1, now_ms=0) for one in names))
+    small = await store.claim("small", 1, now_ms=0)
+    commits = [store.commit(one, {"t": {0: large, 1: large}}) for one in claims]
+    await asyncio.gather(*commits, store.commit(small, {"t": {0: at(5)}}))
+    assert await store.offsets("small") == {"t": {0: at(5)}}
+    assert await store.offsets("large58") == {"t": {0: large, 1: large}}
+    with pytest.raises(KafkaError) as caught:
+        await store.commit(claims[0], {"t": dict.fromkeys(range(100), large)})
+    assert caught.value.code is ErrorCode.invalid_commit_offset_size
+    assert await store.offsets("large0") == {"t": {0: large, 1: large}}
+    await store.commit(claims[0], {"t": {0: at(6)}})
+
+
+async def test_former_claim_of_the_same_node_writes_nothing(stores):
+    store = stores()
+    former = await store.claim("g", 1, now_ms=0)
+    following = await store.claim("g", 1, now_ms=1)
+    results = await asyncio.gather(
+        store.commit(former, {"t": {0: at(1)}}),
+        store.commit(following, {"u": {0: at(2)}}),
+        return_exceptions=True,
+    )
+    assert isinstance(results[0], Fenced)
+    assert results[1] is None
+    assert await store.offsets("g") == {"u": {0: at(2)}}
 
 
 async def test_fenced_group_does_not_fail_others_of_its_batch(stores):

@@ -8,18 +8,19 @@ import random
 
 import confluent_kafka as ck
 import pytest
-from kafka_wire import gateway_of
+from kafka_wire import WireClient, batch_of, gateway_of
 from kio.schema.errors import ErrorCode
 from typed_logs import table_of
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.kafka.coordinator.group_store import GroupStore
 from gazette_platform.kafka.coordinator.live_transactions import TxnStore
-from gazette_platform.kafka.coordinator.transactions import TxnState, end_transaction
+from gazette_platform.kafka.coordinator.transactions import TxnState, add_to, end_transaction
 from gazette_platform.kafka.inspection import Cluster
 from gazette_platform.lake.typed.planning.screening import sequence
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.message import Flags, JsonFraming, read_committed, read_uncommitted
+from gazette_platform.message.uuid import clock_of, new_producer_id, uuid_text
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
@@ -225,6 +226,102 @@ async def test_another_gateway_writes_what_was_decided(broker, client, journals,
         wanted = TxnState.COMPLETE_COMMIT if commit else TxnState.COMPLETE_ABORT
         await eventually(lambda: _is(is_over, wanted), timeout_s=WAIT_S)
         assert await committed(second) == ([0, 1, 2] if commit else [])
+
+
+async def lose_registers(client, journal):
+    """As if the journal had been suspended, or deleted and made again over its fragments."""
+    found = (await client.append(journal, b"")).registers
+    uuid = uuid_text(new_producer_id(), clock_of(1), Flags.ACK_TXN)
+    line = b'{"_meta":{"uuid":"%s"}}\n' % uuid.encode()
+    await client.append(journal, line, subtract_registers=found)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_transaction_ends_as_decided_though_registers_are_lost(
+    gateway, client, journals, commit
+):
+    producer = await asyncio.to_thread(producer_of, gateway, "t")
+    producer.begin_transaction()
+    await asyncio.to_thread(send, producer, 0, 1, 2)
+    for journal in journals:
+        await lose_registers(client, journal)
+    end = producer.commit_transaction if commit else producer.abort_transaction
+    await asyncio.to_thread(end, patient(WAIT_S))
+    expected = [0, 1, 2] if commit else []
+    assert await committed(gateway) == expected
+    by_client = [await numbers_of_client(client, journal) for journal in journals]
+    by_tables = [await numbers_of_typed_table(client, journal) for journal in journals]
+    assert by_client == by_tables
+    assert sorted(n for numbers in by_client for n in numbers) == expected
+
+
+async def test_batch_outside_of_an_open_transaction_does_not_commit_it(gateway):
+    producer = await asyncio.to_thread(producer_of, gateway, "t")
+    producer.begin_transaction()
+    await asyncio.to_thread(send, producer, 0)
+    async with (
+        Cluster("127.0.0.1", gateway.port) as cluster,
+        WireClient.to(gateway.port) as wire,
+    ):
+        (listed,) = await cluster.transactions()
+        batch = batch_of(b'{"n":7}', producer_id=listed.producer_id, epoch=0, sequence=1)
+        part = await wire.produce("flights", batch)
+        assert part.error_code is ErrorCode.invalid_txn_state
+    await asyncio.to_thread(producer.abort_transaction, patient(WAIT_S))
+    assert await committed(gateway) == []
+
+
+async def test_node_that_coordinated_before_does_not_answer_from_memory(broker, gateway):
+    """Another node began a transaction since; this one was stopped for a minute, and did not see that."""
+    producer = await asyncio.to_thread(producer_of, gateway, "t")
+    producer.begin_transaction()
+    await asyncio.to_thread(send, producer, 0)
+    await asyncio.to_thread(producer.commit_transaction, patient(WAIT_S))
+    etcd, prefix = broker.context.etcd, broker.config.etcd_prefix
+    store = TxnStore(etcd, prefix, GroupStore(etcd, prefix, tasks=broker.context.tasks))
+    stored = await store.load("t")
+    claimed = stored.transaction.producer_id, stored.transaction.epoch
+    following = add_to(stored.transaction, claimed, journals=("topic/flights/part=000",), now_ms=1)
+    await store.save("t", following, stored.revision)
+    end = {"transactional_id": "t", "producer_id": claimed[0], "producer_epoch": claimed[1]}
+    async with WireClient.to(gateway.port) as wire:
+        answer = await wire.call("end_txn", 3, committed=True, **end)
+        assert answer.error_code is ErrorCode.not_coordinator
+        assert (await store.load("t")).transaction == following
+        answer = await wire.call("end_txn", 3, committed=True, **end)
+        assert answer.error_code is ErrorCode.none
+    assert (await store.load("t")).transaction.state is TxnState.COMPLETE_COMMIT
+
+
+async def test_group_of_a_transaction_alone_is_listed(gateway):
+    """A client that assigns its partitions itself joins no group, and commits only in transactions."""
+    producer = await asyncio.to_thread(producer_of, gateway, "t")
+    async with WireClient.to(gateway.port) as wire, Cluster("127.0.0.1", gateway.port) as cluster:
+        producer.begin_transaction()
+        (listed,) = await cluster.transactions()
+        claimed = {"producer_id": listed.producer_id, "producer_epoch": 0}
+        fields = {"transactional_id": "t", "group_id": "alone", **claimed}
+        assert (await wire.call("add_offsets_to_txn", 3, **fields)).error_code is ErrorCode.none
+        part = wire.entity(
+            "txn_offset_commit",
+            3,
+            "TxnOffsetCommitRequestPartition",
+            partition_index=0,
+            committed_offset=0,
+            committed_leader_epoch=-1,
+            committed_metadata="",
+        )
+        topic = wire.entity(
+            "txn_offset_commit",
+            3,
+            "TxnOffsetCommitRequestTopic",
+            name="flights",
+            partitions=(part,),
+        )
+        member = {"generation_id": -1, "member_id": "", "group_instance_id": None}
+        answer = await wire.call("txn_offset_commit", 3, topics=(topic,), **fields, **member)
+        assert answer.topics[0].partitions[0].error_code is ErrorCode.none
+        assert [one.group_id for one in (await wire.call("list_groups", 3)).groups] == ["alone"]
 
 
 async def _is(ask, wanted):

@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("kio")
 
+from kio.schema.errors import ErrorCode
+
 from gazette_platform.errors import Fenced
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.kafka.coordinator.group_store import Committed, GroupStore
@@ -19,6 +21,7 @@ from gazette_platform.kafka.coordinator.transactions import (
     end_transaction,
     init_producer,
 )
+from gazette_platform.kafka.failures import KafkaError
 from gazette_platform.kafka.gateway import kafka_root
 from gazette_platform.ops.tasks import TaskGroup
 
@@ -102,6 +105,29 @@ async def test_offsets_count_once_and_only_if_committed(store, groups, commit):
     assert (await groups.offsets("g"))["t"] == (
         {0: at(5), 1: at(9), 2: at(6)} if commit else {0: at(1), 1: at(9)}
     )
+
+
+async def test_many_offsets_of_a_transaction_are_committed_though_etcd_takes_less_at_once(
+    store, groups
+):
+    claim = await groups.claim("g", 1, now_ms=0)
+    topics = [f"t{number}" for number in range(5)]
+    known = dict.fromkeys(range(10_000), at(1_000_000_000))  # 350 kB each
+    for topic in topics:
+        await groups.commit(claim, {topic: known})
+    stored = await store.save("id", OPEN, 0)
+    for number, topic in enumerate(topics):
+        changes = {topic: {0: at(number)}}
+        await store.add_pending("g", "id", stored, changes, group_revision=None)
+    with pytest.raises(KafkaError) as caught:
+        await store.add_pending("g", "id", stored, {"u": known, "v": known}, group_revision=None)
+    assert caught.value.code is ErrorCode.invalid_commit_offset_size
+    await store.end_pending("g", "id", end_transaction(OPEN, ME, commit=True))
+    assert await groups.pending("g") == set()
+    found = await groups.offsets("g")
+    assert {topic: found[topic][0].offset for topic in topics} == {
+        topic: number for number, topic in enumerate(topics)
+    }
 
 
 async def test_late_end_leaves_offsets_of_the_next_transaction(store, groups):

@@ -26,7 +26,7 @@ from gazette_platform.kafka.coordinator.groups import Group
 
 SESSION_S = 10.0
 REBALANCE_S = 30.0
-LIMITS = GroupLimits(members_max=6, bytes_max=300)
+LIMITS = GroupLimits(members_max=6, bytes_max=900)
 
 
 class Groups(RuleBasedStateMachine):
@@ -181,7 +181,7 @@ class Groups(RuleBasedStateMachine):
     def bounds_hold(self):
         group = self.group
         assert len(group.members) + len(group._pending) <= LIMITS.members_max
-        sizes = [len(p.name) + len(p.metadata) for m in group.members.values() for p in m.protocols]
+        sizes = [size_of(member.protocols) for member in group.members.values()]
         assert group._bytes == sum(sizes) <= LIMITS.bytes_max
         static = {m.instance_id: m.member_id for m in group.members.values() if m.instance_id}
         assert static == group._static

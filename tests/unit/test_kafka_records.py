@@ -384,3 +384,12 @@ def test_lines_that_are_cut_short_are_those_of_another_writer():
     cuts = [whole[:at] + b"\n" for at in range(len(whole) - 8)]
     _, found = records_in(fetch(Form.JSON, whole + b"".join(cuts) + whole, else_ms=9))
     assert [each[3] for each in found] == [b'{"a":1}', *(cut[:-1] for cut in cuts), b'{"a":1}']
+
+
+def test_uuid_of_an_object_in_another_does_not_count():
+    """An acknowledgement, or a message of a transaction, that a record only quotes."""
+    for flags in Flags:
+        quoted, _ = encode(Form.JSON, [(7, None, b'{"a":1}', [])], flags=flags)
+        line = b'{"quoted":' + quoted[:-1] + b"}\n"
+        _, found = records_in(fetch(Form.PLAIN, line, else_ms=9, verdicts=Verdicts({CLOCK: None})))
+        assert [each[3] for each in found] == [line[:-1]]

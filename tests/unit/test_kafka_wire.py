@@ -14,6 +14,7 @@ import uvloop
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.etcd import EtcdClient
+from gazette_platform.kafka.bounds import Budget, Complaints
 from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
 from gazette_platform.kafka.produce import Produce
@@ -21,7 +22,6 @@ from gazette_platform.kafka.server import Login
 from gazette_platform.kafka.wire import (
     API_VERSIONS,
     Api,
-    Budget,
     Connection,
     Later,
     read_call,
@@ -77,6 +77,7 @@ class Gateway:
     def __init__(self, keys=""):
         self.budget = Budget(LARGEST * 2)
         self.handled = 0
+        self.topics = 0
         self._auth = Authenticator(keys, SystemClock())
         self._apis = {
             API_VERSIONS: Api(API_VERSIONS, "api_versions", 0, 4, self._versions),
@@ -89,6 +90,12 @@ class Gateway:
 
     async def _metadata(self, call):
         self.handled += 1
+        if not self.topics:
+            return None
+        fields = {"error_code": ErrorCode.none, "is_internal": False, "partitions": ()}
+        topic = call.new("MetadataResponseTopic", name="x" * 400, **fields)
+        topics = (topic,) * self.topics
+        return call.new("MetadataResponse", brokers=(), controller_id=1, topics=topics)
 
     async def _serve(self, reader, writer):
         await Connection(
@@ -101,6 +108,7 @@ class Gateway:
             metrics=KafkaMetrics(),
             auth=self._auth,
             quotas={},
+            complaints=Complaints(),
         ).run()
 
     @contextlib.asynccontextmanager
@@ -149,7 +157,31 @@ async def test_broken_requests_end_their_connection_only(name, keys):
         assert answered == b""
         assert gateway.handled == 0
         assert await gateway.is_well()
-        assert gateway.budget._free == LARGEST * 2
+        assert gateway.budget.free == LARGEST * 2
+
+
+async def test_half_requests_do_not_take_the_room_of_others():
+    large = framed(head(METADATA, 1) + bytes(1 << 20))
+    async with Gateway().serving() as gateway, contextlib.AsyncExitStack() as stack:
+        for _ in range(2 * gateway.budget.free // LARGEST):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            stack.callback(writer.close)
+            writer.write(struct.pack(">i", LARGEST) + bytes(1000))
+        await gateway.sent(large[:-1], ends=True)
+        assert await gateway.is_well()
+        assert gateway.budget.free == LARGEST * 2
+
+
+async def test_client_that_takes_no_answers_has_one_made():
+    async with Gateway().serving() as gateway:
+        gateway.topics = 20_000  # 8 MB
+        _reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1)
+        writer.write(framed(head(METADATA, 1) + struct.pack(">i", -1)) * 50)
+        await eventually(lambda: gateway.handled, timeout_s=WAIT_S)
+        assert await gateway.is_well()
+        await turns()
+        assert gateway.handled == 1
+        writer.close()
 
 
 async def test_unknown_version_of_api_versions_is_answered():
@@ -248,6 +280,7 @@ async def answer_a_client_that_left():
             metrics=KafkaMetrics(),
             auth=Authenticator("", SystemClock()),
             quotas={},
+            complaints=Complaints(),
         )
         try:
             await connection.run()

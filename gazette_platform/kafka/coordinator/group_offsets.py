@@ -16,12 +16,13 @@ from gazette_platform.errors import Fenced, GazetteError
 from gazette_platform.kafka.coordinator.group_store import Committed
 from gazette_platform.kafka.coordinator.transactions import check_producer
 from gazette_platform.kafka.coordinator.txn_coordinator import known_code
-from gazette_platform.kafka.failures import KafkaError, code_of
+from gazette_platform.kafka.failures import KafkaError, coordinator_code_of
+from gazette_platform.kafka.gateway import FRESH_S
 from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.coordinator.group_store import Offsets
@@ -29,10 +30,13 @@ if TYPE_CHECKING:
     from gazette_platform.kafka.coordinator.live_groups import LiveGroup, LiveGroups
     from gazette_platform.kafka.coordinator.live_transactions import StoredTransaction, TxnStore
     from gazette_platform.kafka.gateway import Gateway
+    from gazette_platform.kafka.topics import Topic
     from gazette_platform.kafka.wire import Call
 
 
-_METADATA_CHARS_MAX: Final = 4096
+_METADATA_BYTES_MAX: Final = 4096
+_COMMIT_AGE_S: Final = 2.0
+"""How old the topics may be that say which journal an offset is for: until then it may be one that was made again since."""
 _NONE: Final = Committed(-1, -1, "", 0, 0)
 
 Errors = dict[tuple[str, int], ErrorCode]
@@ -51,11 +55,12 @@ async def _checked(
     """
     accepted: dict[str, Offsets] = {}
     errors: Errors = {}
+    await gateway.topics.current(age_s=_COMMIT_AGE_S)
     for topic in topics:
         for one in topic.partitions:
             number, metadata = one.partition_index, one.committed_metadata or ""
             error = ErrorCode.none
-            if len(metadata) > _METADATA_CHARS_MAX:
+            if len(metadata.encode()) > _METADATA_BYTES_MAX:
                 error = ErrorCode.offset_metadata_too_large
             else:
                 try:
@@ -145,7 +150,7 @@ class GroupOffsets:
             if refused is ErrorCode.none:
                 await self._store(live, accepted)
         except GazetteError as err:
-            refused = code_of(err)
+            refused = coordinator_code_of(err)
         if refused is not ErrorCode.none:
             errors = {
                 (topic.name, one.partition_index): refused
@@ -169,7 +174,7 @@ class GroupOffsets:
         try:
             errors = await self._keep(call)
         except GazetteError as err:
-            error = known_code(call, code_of(err), since=2)
+            error = known_code(call, coordinator_code_of(err), since=2)
             errors = {
                 (topic.name, one.partition_index): error
                 for topic in request.topics
@@ -195,6 +200,8 @@ class GroupOffsets:
             if error is not ErrorCode.none:
                 raise KafkaError(error)
             group_revision = group.claim.revision
+        else:
+            await self._groups.get(request.group_id)  # a group is remembered by its record
         stored = await store.load(request.transactional_id)
         if stored is None:
             raise KafkaError(ErrorCode.invalid_producer_id_mapping)
@@ -263,9 +270,9 @@ class GroupOffsets:
                 wanted = {name: list(offsets) for name, offsets in stored.items()}
             else:
                 wanted = {one.name: list(one.partition_indexes) for one in topics}
-            known = (await self._gateway.topics.current()).topics if stored else {}
+            known = await self._topics_for(wanted, stored)
         except GazetteError as err:
-            error = code_of(err)
+            error = coordinator_code_of(err)
             named = {one.name: one.partition_indexes for one in topics or ()}
             return error, {
                 name: dict.fromkeys(numbers, (error, _NONE)) for name, numbers in named.items()
@@ -275,12 +282,15 @@ class GroupOffsets:
         for name, numbers in wanted.items():
             topic = known.get(name)
             answers = found.setdefault(name, {})
+            is_new_hidden = self._is_hidden(access, name, topic)
             for number in numbers:
                 one = stored.get(name, {}).get(number, _NONE)
                 partition = topic.partitions.get(number) if topic is not None else None
-                if partition is not None and not access.may(
-                    Capability.READ, partition.listing.spec
-                ):
+                if partition is None:
+                    is_hidden = is_new_hidden
+                else:
+                    is_hidden = not access.may(Capability.READ, partition.listing.spec)
+                if is_hidden:
                     answers[number] = (ErrorCode.topic_authorization_failed, _NONE)
                     continue
                 if partition is None or partition.listing.created != one.created:
@@ -297,7 +307,33 @@ class GroupOffsets:
                 }
                 for name, answers in found.items()
             }
+            found = {name: answers for name, answers in found.items() if answers}
         return ErrorCode.none, found
+
+    async def _topics_for(
+        self, wanted: dict[str, list[int]], stored: dict[str, Offsets]
+    ) -> Mapping[str, Topic]:
+        """Topics that are new enough to say that offsets are those of journals that are gone."""
+        known = (await self._gateway.topics.current()).topics
+        for name, numbers in wanted.items():
+            for number in numbers:
+                one, topic = stored.get(name, {}).get(number), known.get(name)
+                found = None if topic is None else topic.partitions.get(number)
+                if one and (found is None or found.listing.created != one.created):
+                    return (await self._gateway.topics.current(age_s=FRESH_S)).topics
+        return known
+
+    def _is_hidden(self, access: Access, name: str, topic: Topic | None) -> bool:
+        """Whether the client may not know if a topic, or a partition that it does not have, exists."""
+        if topic is not None and any(
+            access.may(Capability.READ, one.listing.spec) for one in topic.partitions.values()
+        ):
+            return False
+        try:
+            access.check_new(Capability.READ, name, self._gateway.config.prefix)
+        except KafkaError:
+            return True
+        return False
 
     # ------------------------------------------------------------ deletes
 
@@ -328,7 +364,7 @@ class GroupOffsets:
                         changes.setdefault(topic.name, {})[one.partition_index] = None
             await self._store(live, changes)
         except GazetteError as err:
-            return call.new("OffsetDeleteResponse", error_code=code_of(err), topics=())
+            return call.new("OffsetDeleteResponse", error_code=coordinator_code_of(err), topics=())
         topics = _answers(call, "OffsetDelete", request.topics, errors)
         return call.new("OffsetDeleteResponse", error_code=ErrorCode.none, topics=topics)
 

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from urllib.parse import quote, unquote
 
 import orjson
+from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import EtcdError, Fenced, GazetteError
 from gazette_platform.etcd import Compare, Delete, Get, Put
+from gazette_platform.kafka.failures import KafkaError
 from gazette_platform.kafka.gateway import kafka_root
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ _log = logging.getLogger(__name__)
 # One comparison for each key and one for each group, of the 128 that etcd takes.
 _BATCH_MAX: Final = 60
 _WAITING_MAX: Final = 10_000
+# etcd takes requests of 1.5 MiB.
+_BATCH_BYTES_MAX: Final = 900_000
 _ATTEMPTS_MAX: Final = 5
 
 
@@ -74,7 +78,9 @@ class GroupRecord:
 def decode_record(kv: KeyValue) -> GroupRecord:
     """The record of a group. Raises: EtcdError: another program has written the key."""
     try:
-        return GroupRecord(**orjson.loads(kv.value))
+        found = dict(orjson.loads(kv.value))
+        # Later versions may have more fields.
+        return GroupRecord(**{key: found[key] for key in GroupRecord.__slots__ if key in found})
     except (ValueError, TypeError) as err:
         raise EtcdError(f"{kv.key} is not a record of a Kafka group ({err}); delete it") from err
 
@@ -127,6 +133,12 @@ class _Write:
     changes: dict[int, Committed | None] = field(default_factory=dict)
     """Of offsets; None removes one."""
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
+
+    def size(self) -> int:
+        """Bytes of the value, about."""
+        known = self.claim.topics.get(self.topic or "")
+        offsets = {} if known is None else known.offsets
+        return len(encode_offsets(_changed(offsets, self.changes)))
 
 
 @final
@@ -243,7 +255,7 @@ class GroupStore:
         """
         write = self._entry(claim, None)
         write.record = record
-        await self._wait(write)
+        await _waiting(write)
 
     async def commit(
         self, claim: Claim, changes: Mapping[str, Mapping[int, Committed | None]]
@@ -257,7 +269,7 @@ class GroupStore:
         for topic, offsets in changes.items():
             write = self._entry(claim, topic)
             write.changes.update(offsets)
-            waits.append(self._wait(write))
+            waits.append(_waiting(write))
         for error in await asyncio.gather(*waits, return_exceptions=True):
             if error is not None:
                 raise error
@@ -279,11 +291,6 @@ class GroupStore:
         self._has_writes.set()
         return write
 
-    async def _wait(self, write: _Write) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        write.waiting.append(future)
-        await future
-
     async def _write(self) -> None:
         while True:
             await self._has_writes.wait()
@@ -297,16 +304,17 @@ class GroupStore:
                     _settle(batch.values(), EtcdError("the write was not finished; try again"))
 
     async def _flush(self, batch: dict[str, _Write]) -> None:
-        """Write all of a batch; if that is refused, each group by itself."""
-        if await self._try(batch):
-            return
-        groups: dict[str, dict[str, _Write]] = {}
-        for key, write in batch.items():
-            groups.setdefault(write.claim.group_id, {})[key] = write
-        for writes in groups.values():
-            for _ in range(_ATTEMPTS_MAX):
-                if await self._try(writes, refresh=True):
-                    break
+        """Write all of a batch, as much at a time as etcd takes; if that is refused, each group by itself."""
+        for part in _parts(batch):
+            if await self._try(part):
+                continue
+            groups: dict[str, dict[str, _Write]] = {}
+            for key, write in part.items():
+                groups.setdefault(write.claim.group_id, {})[key] = write
+            for writes in groups.values():
+                for _ in range(_ATTEMPTS_MAX):
+                    if await self._try(writes, refresh=True):
+                        break
 
     async def _try(self, batch: dict[str, _Write], *, refresh: bool = False) -> bool:
         """Returns: whether it is settled: written, or failed for good.
@@ -319,10 +327,12 @@ class GroupStore:
         left = {key: write for key, write in batch.items() if write not in fenced}
         if not left:
             return True
-        claims = {write.claim.group_id: write.claim for write in left.values()}
-        compares = [Compare.mod(self.group_key(i), one.revision) for i, one in claims.items()]
+        # Of two claims of a group, one is fenced and does not know it yet.
+        claims = {(write.claim.group_id, write.claim.revision): None for write in left.values()}
+        compares = [Compare.mod(self.group_key(i), revision) for i, revision in claims]
         puts: list[Operation] = []
         values: dict[str, Offsets] = {}
+        size = 0
         for key, write in left.items():
             if write.topic is None:
                 assert write.record is not None  # what has no topic is a record
@@ -331,8 +341,13 @@ class GroupStore:
             topic = write.claim.topics.setdefault(write.topic, _Topic())
             compares.append(Compare.mod(key, topic.revision))
             values[key] = _changed(topic.offsets, write.changes)
-            value = values[key]
-            puts.append(Put(key, encode_offsets(value)) if value else Delete(key))
+            encoded = encode_offsets(values[key])
+            size += len(encoded)
+            puts.append(Put(key, encoded) if values[key] else Delete(key))
+        if size > _BATCH_BYTES_MAX:
+            text = f"offsets of a topic have {size} bytes, and {_BATCH_BYTES_MAX} at most are kept"
+            _settle(left.values(), KafkaError(ErrorCode.invalid_commit_offset_size, text))
+            return True
         reads = [Get(one.key) for one in compares] if refresh else []
         try:
             done = await self._etcd.txn(compares, puts, reads)
@@ -372,6 +387,27 @@ class GroupStore:
                 claim.topics[write.topic] = (
                     _Topic() if kv is None else _Topic(kv.mod_revision, decode_offsets(kv))
                 )
+
+
+def _waiting(write: _Write) -> asyncio.Future[None]:
+    """What ends with a write. It exists before others have their turn, as the write may be refused at once."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    write.waiting.append(future)
+    return future
+
+
+def _parts(batch: Mapping[str, _Write]) -> list[dict[str, _Write]]:
+    """Writes in their order, with as many bytes at a time as etcd takes."""
+    parts: list[dict[str, _Write]] = [{}]
+    left = _BATCH_BYTES_MAX
+    for key, write in batch.items():
+        size = write.size()
+        if size > left and parts[-1]:
+            parts.append({})
+            left = _BATCH_BYTES_MAX
+        parts[-1][key] = write
+        left -= size
+    return parts
 
 
 def _changed(offsets: Offsets, changes: Mapping[int, Committed | None]) -> Offsets:

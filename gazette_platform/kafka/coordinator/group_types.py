@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from kio.schema.errors import ErrorCode
 
+_PART_BYTES = 100
+"""What a name and its bytes take in memory beside their content, about."""
 ID_CHARS_MAX = 1000
 """Characters of a group's, a member's or an instance's name."""
 
@@ -136,8 +138,8 @@ class Member:
 
 
 def size_of(protocols: Iterable[Protocol]) -> int:
-    """Bytes that these protocols hold."""
-    return sum(len(one.name) + len(one.metadata) for one in protocols)
+    """Bytes that these protocols hold in memory."""
+    return sum(len(one.name) + len(one.metadata) + _PART_BYTES for one in protocols)
 
 
 def common_protocols(members: Iterable[Member]) -> set[str]:

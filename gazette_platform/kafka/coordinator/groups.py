@@ -62,11 +62,17 @@ class Group:
     _pending: dict[str, float] = field(default_factory=dict)
     """Names that were given out and not yet joined with, and when they expire."""
     _bytes: int = 0
+    _assigned_bytes: int = 0
     _join_by: float = math.inf
     _initial_until: float | None = None
     """When the initial wait ends at the latest; None if this is not an initial one."""
     _grew: bool = False
     _sync_by: float = math.inf
+
+    @property
+    def size(self) -> int:
+        """Bytes of its members' metadata and assignments."""
+        return self._bytes + self._assigned_bytes
 
     def take_answers(self) -> list[tuple[int, Joined | Synced]]:
         """Return the answers that are due, each once."""
@@ -261,6 +267,7 @@ class Group:
 
     def _forget_assignments(self) -> None:
         self._sync_by = math.inf
+        self._assigned_bytes = 0
         for one in self.members.values():
             one.assignment = b""
             one.has_synced = False
@@ -361,6 +368,7 @@ class Group:
             assignments = dict(request.assignments)
             for one in self.members.values():
                 one.assignment = assignments.get(one.member_id, b"")
+                self._assigned_bytes += len(one.assignment)
             self.state = GroupState.STABLE
         if self.state is GroupState.STABLE:
             self._answer_syncs(now)
@@ -487,6 +495,6 @@ class Group:
         self.members.clear()
         self._static.clear()
         self._pending.clear()
-        self._bytes = 0
+        self._bytes = self._assigned_bytes = 0
         self._become_empty()
         self.wakes_at = math.inf

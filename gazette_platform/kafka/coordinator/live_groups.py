@@ -31,7 +31,7 @@ from gazette_platform.kafka.coordinator.group_types import (
     Synced,
 )
 from gazette_platform.kafka.coordinator.groups import Group
-from gazette_platform.kafka.failures import KafkaError, code_of
+from gazette_platform.kafka.failures import KafkaError, coordinator_code_of
 from gazette_platform.kafka.wire import Api, Later
 from gazette_platform.protocol.auth import Capability
 
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _GROUPS_MAX: Final = 10_000
+_BYTES_MAX: Final = 256 << 20
+"""Of all groups that a node has in memory."""
 _TICK_S: Final = 0.1
 _IDLE_S: Final = 60.0
 _SWEEP_S: Final = 3600.0
@@ -86,6 +88,7 @@ class LiveGroups:
         self._groups: dict[str, LiveGroup] = {}
         self._loading: dict[str, asyncio.Lock] = {}
         self._numbers = 0
+        self._bytes = 0  # of all groups, at the last tick
         self._nodes: frozenset[int] = frozenset()
         self._swept_at = -math.inf
         gauges = gateway.metrics.gauges
@@ -170,6 +173,14 @@ class LiveGroups:
         live = self._groups[group_id] = LiveGroup(group, claim)
         return live
 
+    def check_room(self) -> None:
+        """Raises: KafkaError: groups hold as much as they may in memory."""
+        if self._bytes > _BYTES_MAX:
+            raise KafkaError(
+                ErrorCode.group_max_size_reached,
+                f"groups of this node hold {self._bytes} bytes; ask again when members have left",
+            )
+
     # ------------------------------------------------------------ moving on
 
     def wait(self, live: LiveGroup) -> tuple[int, asyncio.Future[Any]]:
@@ -198,7 +209,7 @@ class LiveGroups:
             except GazetteError as err:
                 _log.warning("group %s ends on this node: %s", group.group_id, err)
                 is_fenced = isinstance(err, Fenced)
-                self.end(live, ErrorCode.not_coordinator if is_fenced else code_of(err))
+                self.end(live, ErrorCode.not_coordinator if is_fenced else coordinator_code_of(err))
                 return
         self._send(live)
 
@@ -228,6 +239,7 @@ class LiveGroups:
             if nodes != self._nodes:
                 self._nodes = nodes
                 self._end_moved()
+            self._bytes = sum(live.group.size for live in self._groups.values())
             for live in [*self._groups.values()]:
                 if live.group.wakes_at <= now and not live.lock.locked():
                     self._gateway.tasks.spawn(self._tick(live), name="kafka group tick")
@@ -314,7 +326,7 @@ class GroupCoordinator:
             member_id=request.member_id,
             new_id=f"{name}-{uuid4()}",
             instance_id=instance,
-            client_id=call.client_id,
+            client_id=call.client_id[:_CLIENT_ID_CHARS_MAX],
             client_host=f"/{call.peer.host}",
             session_s=request.session_timeout.total_seconds(),
             rebalance_s=rebalance.total_seconds(),
@@ -328,11 +340,13 @@ class GroupCoordinator:
             live = await self._groups.get(request.group_id)
             async with live.lock:
                 live.check()
+                if request.member_id not in live.group.members:
+                    self._groups.check_room()
                 number, future = self._groups.wait(live)
                 live.group.join(self._groups.now, number, join)
                 await self._groups.settle(live)
         except GazetteError as err:
-            return _joined(call, Joined(code_of(err), request.member_id))
+            return _joined(call, Joined(coordinator_code_of(err), request.member_id))
         return Later(lambda: _joined_when(call, future))
 
     async def _sync(self, call: Call) -> Any:
@@ -354,7 +368,7 @@ class GroupCoordinator:
                 live.group.sync(self._groups.now, number, sync)
                 await self._groups.settle(live)
         except GazetteError as err:
-            return _synced(call, Synced(code_of(err)))
+            return _synced(call, Synced(coordinator_code_of(err)))
         return Later(lambda: _synced_when(call, future))
 
     async def _heartbeat(self, call: Call) -> Any:
@@ -369,7 +383,7 @@ class GroupCoordinator:
                 request.generation_id,
             )
         except GazetteError as err:
-            error = code_of(err)
+            error = coordinator_code_of(err)
         return call.new("HeartbeatResponse", error_code=error)
 
     async def _leave(self, call: Call) -> Any:
@@ -384,7 +398,7 @@ class GroupCoordinator:
                 errors = [live.group.leave(self._groups.now, *name) for name in names]
                 await self._groups.settle(live)
         except GazetteError as err:
-            return call.new("LeaveGroupResponse", error_code=code_of(err), members=())
+            return call.new("LeaveGroupResponse", error_code=coordinator_code_of(err), members=())
         if call.version < 3:
             return call.new("LeaveGroupResponse", error_code=errors[0])
         members = tuple(
@@ -423,7 +437,7 @@ class GroupCoordinator:
                 else:
                     kind = stored.protocol_type
         except GazetteError as err:
-            error, text, state = code_of(err), str(err), ""
+            error, text, state = coordinator_code_of(err), str(err), ""
         return call.new(
             "DescribedGroup",
             error_code=error,
@@ -443,7 +457,7 @@ class GroupCoordinator:
             is_seen = call.peer.access.may_all(Capability.LIST)
             stored = await self._groups.store.all_groups() if is_seen else {}
         except GazetteError as err:
-            return call.new("ListGroupsResponse", error_code=code_of(err), groups=())
+            return call.new("ListGroupsResponse", error_code=coordinator_code_of(err), groups=())
         groups = []
         for group_id, (record, _) in stored.items():
             if not self._groups.is_ours(group_id) or (kinds and "classic" not in kinds):
@@ -490,7 +504,7 @@ class GroupCoordinator:
                     raise KafkaError(ErrorCode.not_coordinator)
                 self._groups.end(live, ErrorCode.coordinator_load_in_progress)
         except GazetteError as err:
-            return code_of(err)
+            return coordinator_code_of(err)
         return ErrorCode.none
 
 

@@ -52,6 +52,8 @@ _log = logging.getLogger(__name__)
 
 _BLOCK: Final = 1000
 _TOPICS_MAX: Final = 100
+_PENDING_BYTES_MAX: Final = 1 << 19
+"""Of offsets that a transaction commits for a group: etcd takes requests of 1.5 MiB."""
 _ATTEMPTS_MAX: Final = 10
 
 
@@ -204,17 +206,14 @@ class TxnStore:
                     ErrorCode.invalid_request,
                     f"a transaction commits offsets of up to {_TOPICS_MAX} topics",
                 )
-            value = {
-                "transaction": _mark(stored.transaction),
-                "offsets": {
-                    topic: {str(number): list(one) for number, one in offsets.items()}
-                    for topic, offsets in merged.items()
-                },
-            }
+            value = _pending_value(stored.transaction, merged)
+            if len(value) > _PENDING_BYTES_MAX:
+                raise KafkaError(
+                    ErrorCode.invalid_commit_offset_size,
+                    f"a transaction commits {len(value)} bytes of offsets, and {_PENDING_BYTES_MAX} at most are kept",
+                )
             revision = 0 if kv is None else kv.mod_revision
-            done = await self._etcd.txn(
-                (*compares, Compare.mod(key, revision)), (Put(key, orjson.dumps(value)),)
-            )
+            done = await self._etcd.txn((*compares, Compare.mod(key, revision)), (Put(key, value),))
             if done.succeeded:
                 return
             now = await self._etcd.get(key)
@@ -230,21 +229,30 @@ class TxnStore:
         Raises: EtcdError.
         """
         key = self._groups.pending_key(group_id, transactional_id)
-        for _ in range(_ATTEMPTS_MAX):
+        for _ in range(_ATTEMPTS_MAX + _TOPICS_MAX):
             kv = await self._etcd.get(key)
             if kv is None or _of(kv) != _mark(transaction):
                 return
             compares = [Compare.mod(key, kv.mod_revision)]
-            writes: list[Operation] = [Delete(key)]
-            for topic, offsets in _pending_offsets(kv).items() if transaction.commits else ():
+            writes: list[Operation] = []
+            left = _pending_offsets(kv) if transaction.commits else {}
+            size = 0
+            # Each topic once; several changes if they are more than etcd takes in one.
+            for topic in [*left]:
+                if size > _PENDING_BYTES_MAX // 2:
+                    break
+                offsets = left.pop(topic)
                 offsets_key = self._groups.offsets_key(group_id, topic)
                 former = await self._etcd.get(offsets_key)
                 known = {} if former is None else decode_offsets(former)
                 compares.append(
                     Compare.mod(offsets_key, 0 if former is None else former.mod_revision)
                 )
-                writes.append(Put(offsets_key, encode_offsets(known | offsets)))
-            if (await self._etcd.txn(compares, writes)).succeeded:
+                merged = encode_offsets(known | offsets)
+                size += len(merged)
+                writes.append(Put(offsets_key, merged))
+            writes.append(Put(key, _pending_value(transaction, left)) if left else Delete(key))
+            if (await self._etcd.txn(compares, writes)).succeeded and not left:
                 return
         raise EtcdError(f"{key}: others write these offsets all the time; try again")
 
@@ -260,6 +268,18 @@ def _of(kv: KeyValue) -> list[int]:
     except (ValueError, KeyError, TypeError) as err:
         raise EtcdError(f"{kv.key} holds no offsets of a transaction ({err}); delete it") from err
     return mark
+
+
+def _pending_value(transaction: Transaction, offsets: dict[str, Offsets]) -> bytes:
+    return orjson.dumps(
+        {
+            "transaction": _mark(transaction),
+            "offsets": {
+                topic: {str(number): list(one) for number, one in numbers.items()}
+                for topic, numbers in offsets.items()
+            },
+        }
+    )
 
 
 def _pending_offsets(kv: KeyValue) -> dict[str, Offsets]:
@@ -381,9 +401,20 @@ class LiveTransactions:
         except Fenced as err:
             self._forget(live)
             raise KafkaError(ErrorCode.not_coordinator) from err
-        except EtcdError:
-            self._forget(live)  # what etcd has by now is read when it is asked for next
+        except (EtcdError, asyncio.CancelledError):
+            self._forget(live)  # what etcd has by now is read when it is asked for next,
+            self._looked_at = -math.inf  # and soon, as it may be a decision
             raise
+
+    async def confirm(self, live: LiveTransaction) -> None:
+        """Ask etcd whether a record is still as this node knows it, for an answer that writes nothing.
+
+        Raises: KafkaError: another node has changed it. EtcdError.
+        """
+        stored = await self.store.load(live.transactional_id)
+        if live.stored is None or stored is None or stored.revision != live.stored.revision:
+            self._forget(live)
+            raise KafkaError(ErrorCode.not_coordinator)
 
     def _forget(self, live: LiveTransaction) -> None:
         live.is_gone = True

@@ -17,7 +17,7 @@ from gazette_platform.kafka.coordinator.transactions import (
     end_transaction,
     init_producer,
 )
-from gazette_platform.kafka.failures import KafkaError, code_of
+from gazette_platform.kafka.failures import KafkaError, coordinator_code_of
 from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol.auth import Capability
@@ -85,7 +85,7 @@ class TxnCoordinator:
                     request.transactional_id, claimed, timeout_ms
                 )
         except GazetteError as err:
-            error = known_code(call, code_of(err), since=4)
+            error = known_code(call, coordinator_code_of(err), since=4)
         return call.new(
             "InitProducerIdResponse",
             error_code=error,
@@ -157,7 +157,7 @@ class TxnCoordinator:
                 await self._add(request.v3_and_below_transactional_id, claimed, journals=journals)
                 errors = dict.fromkeys(errors, ErrorCode.none)
         except GazetteError as err:
-            error = known_code(call, code_of(err), since=2)
+            error = known_code(call, coordinator_code_of(err), since=2)
             errors = {(one.name, number): error for one in topics for number in one.partitions}
         results = tuple(
             call.new(
@@ -206,7 +206,7 @@ class TxnCoordinator:
             claimed = request.producer_id, request.producer_epoch
             await self._add(request.transactional_id, claimed, groups=(request.group_id,))
         except GazetteError as err:
-            error = known_code(call, code_of(err), since=2)
+            error = known_code(call, coordinator_code_of(err), since=2)
         return call.new("AddOffsetsToTxnResponse", error_code=error)
 
     async def _add(
@@ -239,11 +239,13 @@ class TxnCoordinator:
                 following = end_transaction(former, claimed, commit=request.committed)
                 if following != former:
                     await self._transactions.save(live, following)
+                else:
+                    await self._transactions.confirm(live)
             if following.is_decided:
                 # The decision stands, so the answer is the same if this takes longer.
                 await asyncio.wait({self._transactions.end(live)}, timeout=_END_S)
         except GazetteError as err:
-            error = known_code(call, code_of(err), since=2)
+            error = known_code(call, coordinator_code_of(err), since=2)
         return call.new("EndTxnResponse", error_code=error)
 
     # ------------------------------------------------------------ looking at transactions
@@ -259,7 +261,7 @@ class TxnCoordinator:
         except GazetteError as err:
             return call.new(
                 "ListTransactionsResponse",
-                error_code=code_of(err),
+                error_code=coordinator_code_of(err),
                 unknown_state_filters=unknown,
                 transaction_states=(),
             )
@@ -306,7 +308,7 @@ class TxnCoordinator:
             began = datetime.fromtimestamp(one.began_ms / 1000, UTC)
             topics = await self._topics_of(call, one.journals)
         except GazetteError as err:
-            error = code_of(err)
+            error = coordinator_code_of(err)
         return call.new(
             "TransactionState",
             error_code=error,

@@ -1,0 +1,189 @@
+"""What all connections of a gateway may hold at a time, how many parts a request may have, and how often the log names clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections import deque
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, final
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+_log = logging.getLogger(__name__)
+
+PARTS_MAX: Final = 50_000
+"""Of a request: its topics, partitions, groups and the like. Each costs some microseconds to read and to answer."""
+
+_TEXT_MAX: Final = 500
+_A_MINUTE: Final = 30
+_MINUTE_S: Final = 60.0
+
+
+@final
+class Budget:
+    """Bytes that may be held at a time. Whoever asks waits until there is room, in the order in which they ask."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.free = limit
+        self._waiting: deque[tuple[int, Future[None]]] = deque()
+
+    async def take(self, size: int) -> int:
+        """Wait for room. Returns: what to give back: no more than there is at all. Cancellation: safe."""
+        size = min(size, self._limit)
+        if size <= self.free and not self._waiting:
+            self.free -= size
+            return size
+        future: Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, future))
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.give(size)
+            else:
+                future.cancel()
+                self.give(0)
+            raise
+        return size
+
+    def add(self, size: int) -> None:
+        """Take more than was asked for, without waiting: others wait for it."""
+        self.free -= size
+
+    def give(self, size: int) -> None:
+        """Give room back."""
+        self.free += size
+        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self.free):
+            size, future = self._waiting.popleft()
+            if not future.done():
+                self.free -= size
+                future.set_result(None)
+
+
+@final
+class Complaints:
+    """Logs what clients do wrong: some of each minute as warnings, so that strangers do not fill the log."""
+
+    def __init__(self) -> None:
+        self._began = self._count = 0.0
+
+    def add(self, host: str, what: object) -> None:
+        """Log one."""
+        now = asyncio.get_running_loop().time()
+        if now - self._began >= _MINUTE_S:
+            if self._count > _A_MINUTE:
+                left_out = self._count - _A_MINUTE
+                _log.warning("%d more errors of Kafka clients are in the debug log only", left_out)
+            self._began, self._count = now, 0
+        self._count += 1
+        level = logging.WARNING if self._count <= _A_MINUTE else logging.DEBUG
+        _log.log(level, "Kafka client %s: %s", host, str(what)[:_TEXT_MAX])
+
+
+def parts_of(entity: Any) -> int:
+    """How many parts a request has, and the parts of these. Stops counting where there are too many."""
+    count = 0
+    kind: Any = type(entity)
+    for name in _tuples(kind):
+        parts = getattr(entity, name) or ()
+        count += len(parts)
+        if parts and hasattr(parts[0], "__dataclass_fields__"):
+            for part in parts:
+                if count > PARTS_MAX:
+                    break
+                count += parts_of(part)
+    return count
+
+
+@cache
+def _tuples(kind: Any) -> tuple[str, ...]:
+    """The fields of a class that may have parts."""
+    fields = kind.__dataclass_fields__.values()
+    return tuple(each.name for each in fields if str(each.type).startswith("tuple"))
+
+
+_FLEXIBLE: Final = 9
+_INDEX_BYTES: Final = 4
+_ACKS_AND_TIMEOUT: Final = 6
+
+
+class _TooMany(Exception):
+    """Of parts."""
+
+
+@final
+class _Walk:
+    """Passes over a Produce request without making anything of it: `kio` makes an object of each part at once."""
+
+    def __init__(self, frame: bytes, version: int) -> None:
+        self._frame = frame
+        self._at = 8
+        self._count = 0
+        self._is_flexible = version >= _FLEXIBLE
+        self._skip(self._number(">h"))  # the client id, which is not compact in any version
+        self._tags()
+
+    def check(self) -> None:
+        """Raises: _TooMany. struct.error, IndexError: the request ends too soon."""
+        self._text()
+        self._at += _ACKS_AND_TIMEOUT
+        for _ in range(self._length(">i")):
+            self._add()
+            self._text()
+            for _ in range(self._length(">i")):
+                self._add()
+                self._skip(_INDEX_BYTES)
+                self._skip(self._length(">i"))
+                self._tags()
+            self._tags()
+
+    def _add(self) -> None:
+        self._count += 1
+        if self._count > PARTS_MAX:
+            raise _TooMany
+
+    def _skip(self, size: int) -> None:
+        self._at += max(0, size)
+
+    def _number(self, kind: str) -> int:
+        (found,) = struct.unpack_from(kind, self._frame, self._at)
+        self._at += struct.calcsize(kind)
+        return int(found)
+
+    def _text(self) -> None:
+        self._skip(self._length(">h"))
+
+    def _length(self, kind: str) -> int:
+        return self._varint() - 1 if self._is_flexible else self._number(kind)
+
+    def _varint(self) -> int:
+        found = shift = 0
+        while True:
+            byte = self._frame[self._at]
+            self._at += 1
+            found |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80 or shift > 28:
+                return found
+
+    def _tags(self) -> None:
+        if self._is_flexible:
+            for _ in range(self._varint()):
+                self._add()
+                self._varint()
+                self._skip(self._varint())
+
+
+def has_many_parts(frame: bytes, version: int) -> bool:
+    """Whether a Produce request has more parts than it may."""
+    try:
+        _Walk(frame, version).check()
+    except _TooMany:
+        return True
+    except (struct.error, IndexError):
+        pass  # whoever reads it says what is wrong
+    return False
