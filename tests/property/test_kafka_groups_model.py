@@ -21,6 +21,7 @@ from gazette_platform.kafka.coordinator.group_types import (
     Joined,
     Protocol,
     Sync,
+    size_of,
 )
 from gazette_platform.kafka.coordinator.groups import Group
 
