@@ -47,7 +47,7 @@ Headers = list[tuple[str, bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of a producer, and its records as `aiokafka` iterates them."""
+    """A batch of a producer."""
 
     producer_id: int
     """-1: the producer is not idempotent."""
@@ -55,12 +55,13 @@ class Batch:
     base_sequence: int
     count: int
     is_transactional: bool
-    batch: Any
+    data: bytes
+    """All of it, without compression."""
 
     def records(self) -> list[Any]:
-        """All records; once. Raises: KafkaError: they are damaged."""
+        """All records, as `aiokafka` has them. Raises: KafkaError: they are damaged."""
         try:
-            return list(self.batch)
+            return list(DefaultRecordBatch(self.data))
         except (CorruptRecordException, UnicodeDecodeError, ValueError) as err:
             raise KafkaError(ErrorCode.corrupt_message, f"damaged records: {err}") from err
 
@@ -107,7 +108,7 @@ def read_batch(data: bytes, *, limit: int) -> Batch:
         sequence,
         count,
         bool(attributes & _TRANSACTIONAL),
-        DefaultRecordBatch(data),
+        data,
     )
 
 

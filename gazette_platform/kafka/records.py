@@ -96,13 +96,13 @@ def stamp_texts(stamp: Stamp, count: int) -> list[bytes]:
     return [head + tail for head in heads for tail in tails]
 
 
-class _Probe(msgspec.Struct, gc=False, rename={"meta": "_meta"}):
+class Probe(msgspec.Struct, gc=False, rename={"meta": "_meta"}):
     """A JSON object. Only the member matters that we would add."""
 
     meta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-_probe: Final = msgspec.json.Decoder(_Probe).decode
+_probe: Final = msgspec.json.Decoder(Probe).decode
 _UNSET: Final = msgspec.UNSET
 _CURE: Final = "give the topic the form envelope to hold any bytes"
 
@@ -132,7 +132,7 @@ def encode_batch(
     except (_Unfit, msgspec.MsgspecError, RecursionError):
         raise Refused(_find_bad(form, records)) from None
     content = b"".join(pieces)
-    if not _has_lines(content, count) or not _is_utf8(content):
+    if not _has_lines(content, count) or not is_utf8(content):
         raise Refused(_find_bad(form, records))
     return Lines(content, content.index(b"\n") + 1)
 
@@ -151,7 +151,8 @@ class _Unfit(Exception):
     """A record does not fit; `_find_bad` says why."""
 
 
-def _is_utf8(content: bytes) -> bool:
+def is_utf8(content: bytes) -> bool:
+    """Whether it is UTF-8."""
     if content.isascii():
         return True
     try:
@@ -177,7 +178,7 @@ def _why_not(form: Form, value: bytes | None) -> str:
         meta = _probe(value).meta
     except (msgspec.MsgspecError, RecursionError) as err:
         return f"the value is not a JSON object: {err} ({_CURE})"
-    if not _is_utf8(value):
+    if not is_utf8(value):
         return f"the value is not UTF-8 ({_CURE})"
     return "" if form is Form.PLAIN else _why_not_with_meta(value, meta)
 

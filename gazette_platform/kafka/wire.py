@@ -26,6 +26,7 @@ from kio.serial import entity_reader, entity_writer
 
 from gazette_platform.errors import DataError, GazetteError
 from gazette_platform.kafka.access import Access
+from gazette_platform.kafka.produce_wire import Appended
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
@@ -75,6 +76,8 @@ class Api(NamedTuple):
     handle: Handler
     said_least: int | None = None
     """The least version that ApiVersions lists, if it is lower than what works."""
+    read: Callable[[bytes, int], Any] | None = None
+    """Reads frames of a version in place of `kio`; what it gives has the client id, too."""
 
 
 class Part(Protocol):
@@ -214,8 +217,11 @@ def read_head(frame: bytes) -> Head:
 def read_call(api: Api, frame: bytes, peer: Peer) -> Call:
     """The call of a frame, whose version the API has. Raises: Malformed."""
     head = read_head(frame)
-    kind = message_class(api.name, head.version, "request")
     try:
+        if api.read is not None:
+            request = api.read(frame, head.version)
+            return Call(api, head, request.client_id, request, peer)
+        kind = message_class(api.name, head.version, "request")
         header, size = entity_reader(kind.__header_schema__)(frame, 0)
         request, _ = entity_reader(kind)(
             frame, size
@@ -233,6 +239,15 @@ def answer_bytes(correlation_id: int, answer: Any) -> bytes:
     entity_writer(type(answer))(buffer, answer)
     size = _SIZE.pack(sum(map(len, buffer.pieces)))
     return b"".join((size, *buffer.pieces))
+
+
+def _encoded(call: Call, answer: Any, wait_s: float) -> bytes:
+    """The frame of an answer that tells a client to wait."""
+    if isinstance(answer, Appended):
+        return answer.frame(call.correlation_id, wait_s)
+    if wait_s:
+        answer = dataclasses.replace(answer, throttle_time=timedelta(seconds=wait_s))
+    return answer_bytes(call.correlation_id, answer)
 
 
 @final
@@ -299,6 +314,7 @@ class Budget:
 
     def __init__(self, limit: int) -> None:
         self._free = limit
+        self._waiting = 0
         self._changed = asyncio.Condition()
 
     async def take(self, size: int) -> None:
@@ -306,14 +322,18 @@ class Budget:
         if size <= self._free:
             self._free -= size
             return
-        async with self._changed:
-            await self._changed.wait_for(lambda: size <= self._free)
-            self._free -= size
+        self._waiting += 1
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: size <= self._free)
+                self._free -= size
+        finally:
+            self._waiting -= 1
 
     async def give(self, size: int) -> None:
         """Give room back."""
         self._free += size
-        if self._changed.locked() or size:
+        if self._waiting:
             async with self._changed:
                 self._changed.notify_all()
 
@@ -536,11 +556,9 @@ class Connection:
             if call is not None:
                 self._metrics.answered(call.api.name, answer)
             if answer is not None:
-                if wait_s:
-                    answer = dataclasses.replace(answer, throttle_time=timedelta(seconds=wait_s))
                 if self._writer.is_closing():  # uvloop refuses to write then
                     raise ConnectionResetError("the client has left")
-                encoded = answer if call is None else answer_bytes(call.correlation_id, answer)
+                encoded = answer if call is None else _encoded(call, answer, wait_s)
                 self._writer.write(encoded)
                 await self._writer.drain()
             self._held -= size
