@@ -91,7 +91,7 @@ def bulk_lines(data: bytes, count: int, stamp: Stamp, now_ms: int) -> Lines | No
 
 
 def _content(data: bytes, count: int, stamp: Stamp, now_ms: int) -> bytes:
-    """Raises: _Other; MsgspecError, RecursionError: a value is no JSON."""
+    """Raises: _Other; MsgspecError, RecursionError: a value is not JSON."""
     body = memoryview(data)[_HEAD_BYTES:]
     first = _KEYED.match(body)
     is_keyed = first is not None and first[2] != _NO_KEY

@@ -1,6 +1,6 @@
 """Produce's requests and answers on the wire, by hand: they are most of what a busy gateway reads and writes. Pure.
 
-What `kio` makes of the same bytes is the same; a test compares them. Answers that tell of an error are left to it.
+What `kio` makes of the same bytes is the same; a test compares them. Answers with errors are left to it.
 """
 
 from __future__ import annotations

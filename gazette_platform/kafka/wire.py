@@ -242,7 +242,7 @@ def answer_bytes(correlation_id: int, answer: Any) -> bytes:
 
 
 def _encoded(call: Call, answer: Any, wait_s: float) -> bytes:
-    """The frame of an answer that tells a client to wait."""
+    """The frame of an answer, with the time that the client has to wait."""
     if isinstance(answer, Appended):
         return answer.frame(call.correlation_id, wait_s)
     if wait_s:
