@@ -344,7 +344,7 @@ async def test_broker_of_all_serves_clients_of_kafka(
             producer = AIOKafkaProducer(bootstrap_servers=f"127.0.0.1:{port}")
             await producer.start()
             try:
-                sent = await producer.send_and_wait("orders", b"of Kafka")
+                sent = await producer.send_and_wait("orders", b'{"of": "Kafka"}')
             finally:
                 await producer.stop()
             assert sent.offset == 0
