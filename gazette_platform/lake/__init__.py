@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.engines.spark import running_session, start_session
     from gazette_platform.lake.engines.trino import TrinoSession
     from gazette_platform.lake.raw.account_book import PartitionAccount
-    from gazette_platform.lake.raw.audits.audit import Audit, Auditor
+    from gazette_platform.lake.raw.audits.consistency import Audit, Auditor
     from gazette_platform.lake.raw.audits.fit import (
         FitChecker,
         json_columns,
@@ -92,7 +92,7 @@ _HOMES = {
     "engines.trino": "TrinoSession",
     "raw.fragment_counting": "PartitionUpdate",
     "raw.account_book": "PartitionAccount",
-    "raw.audits.audit": "Audit Auditor",
+    "raw.audits.consistency": "Audit Auditor",
     "raw.views": "ensure_views excluded_files",
     "raw.reconcile": "Finding FindingKind",
     "raw.audits.fit": "FitChecker json_columns missing_columns without_columns",

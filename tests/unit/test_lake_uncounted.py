@@ -16,7 +16,7 @@ from gazette_platform.lake import (
 )
 from gazette_platform.lake.raw import fragment_counting as counting_module, repair as repair_module
 from gazette_platform.lake.raw.audits import fit as fit_module
-from gazette_platform.lake.raw.audits.audit import Auditor
+from gazette_platform.lake.raw.audits.consistency import Auditor
 from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.lake.raw.partition_state import TRIES_MAX, PartitionState, Uncounted
 from gazette_platform.lake.reading import content as content_module
