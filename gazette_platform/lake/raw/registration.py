@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
-from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.catalog_settings import HIVE
 from gazette_platform.lake.raw.account_book import (
     AccountBook,
     PartitionAccount,
