@@ -1,4 +1,6 @@
-"""Decides which members ought to hold which items, and the next transactions that lead there. Pure: no clock, no I/O.
+"""Decides which members ought to hold which items, and which transactions lead there. Pure: no clock, no I/O.
+
+`flow` only finds a maximum; this module says which capacities it may use, and turns its flow into writes of keys.
 
 Capacities are tried from the best to the barest, each as a maximum flow from what the last left:
 
