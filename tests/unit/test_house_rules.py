@@ -51,7 +51,7 @@ CONTRACTS = {
     ("lake-is-a-client", "forbidden_modules"): "broker consumer allocator keyspace etcd",
     ("core-is-light", "source_modules"): _CORE,
     ("pure", "source_modules"): (
-        "allocator.flow allocator.solver "
+        "allocator.max_flow allocator.solver "
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.config broker.spool.verdicts broker.api.gateway_messages "
         "broker.replicate.fsm "
         "cli.gazctl.plan client.read.extents consumer.assignments consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.transaction fragment.cover_set kafka.access kafka.avro_json kafka.coordinator.group_types kafka.coordinator.groups kafka.coordinator.transactions kafka.records kafka.sequences kafka.topic_specs kafka.topics broker.spool.head_records lake.raw.reconcile lake.engines.duckdb.names lake.reading.arrow_types lake.reading.rows lake.reading.json_columns lake.reading.sifting lake.raw.planning lake.rollups.query_analysis lake.rollups.planning lake.spec.folder lake.spec.formats "
