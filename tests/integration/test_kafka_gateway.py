@@ -236,15 +236,6 @@ async def test_bad_record_is_named_and_nothing_is_appended(wire, client):
     ).error_code == ErrorCode.unknown_topic_or_partition
 
 
-async def test_client_whose_version_names_no_record_learns_that_one_is_bad(wire, client):
-    refused = await wire.produce(TOPIC, batch_of(b'{"a":1}', b"text"), version=7)
-    assert (refused.error_code, refused.base_offset) == (ErrorCode.invalid_record, -1)
-    good = await wire.produce(TOPIC, batch_of(b'{"a":1}'), version=7)
-    assert good.error_code == ErrorCode.none
-    lines = (await client.read(JOURNAL).read()).splitlines()
-    assert [orjson.loads(line)["a"] for line in lines] == [1]
-
-
 async def test_acks_0_is_not_answered(wire, client):
     await wire.send("produce", 9, wire.produce_request(TOPIC, (0, batch_of(b"{}")), acks=0))
     assert (await wire.produce(TOPIC, batch_of(b"{}"))).error_code == ErrorCode.none
