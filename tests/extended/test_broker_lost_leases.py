@@ -69,13 +69,17 @@ async def with_more_at_one(cluster, tmp_path, *, is_closed=False):
 async def with_lost_leases(cluster, tmp_path, **options):
     """As `with_more_at_one`, and both have lost their leases then."""
     primary, other = await with_more_at_one(cluster, tmp_path, **options)
+    await lose_leases(primary, other)
+    return primary, other
+
+
+async def lose_leases(primary, other):
     # As one that is starved: nothing of what they do next reaches the other.
     await primary._server.stop(grace_s=0.0)
     await asyncio.gather(primary._lease.revoke(), other._lease.revoke())
     async with asyncio.timeout(patient(10)):
         await other.failed.wait()
     await primary.abandon()
-    return primary, other
 
 
 def zone_of(broker):
@@ -266,7 +270,9 @@ async def test_what_could_not_be_said_is_not_stored(own_cluster, own_etcd_server
     assert await read_all(cluster.stub(back), JOURNAL) == b"content, others"
 
 
-async def test_what_only_the_next_process_can_say_is_stored_by_it(own_cluster, own_etcd_server, tmp_path):
+async def test_what_only_the_next_process_can_say_is_stored_by_it(
+    own_cluster, own_etcd_server, tmp_path
+):
     cluster = own_cluster
     primary, other = await with_more_at_one(cluster, tmp_path)
     await without_etcd(own_etcd_server, primary, other)
@@ -283,7 +289,9 @@ async def test_what_only_the_next_process_can_say_is_stored_by_it(own_cluster, o
     assert b"".join(stored(cluster)) == b"content more, and after"
 
 
-async def test_it_is_said_and_stored_once_etcd_is_back(own_cluster, own_etcd_server, tmp_path, tasks):
+async def test_it_is_said_and_stored_once_etcd_is_back(
+    own_cluster, own_etcd_server, tmp_path, tasks
+):
     cluster = own_cluster
     primary, other = await with_more_at_one(cluster, tmp_path)
     other.config = dataclasses.replace(other.config, drain_timeout_s=None)
@@ -330,9 +338,10 @@ async def test_what_others_went_on_without_meanwhile_is_not_stored(
             raise EtcdError("etcd is away")
         return await read_record(etcd, *args)
 
-    primary, other = await with_lost_leases(cluster, tmp_path, is_closed=is_closed)
+    primary, other = await with_more_at_one(cluster, tmp_path, is_closed=is_closed)
     other.config = dataclasses.replace(other.config, drain_timeout_s=None)
     monkeypatch.setattr(claims, "read_record", read)
+    await lose_leases(primary, other)
     failing = tasks.spawn(other.fail(), name="fail")
     await eventually(lambda: other._persister._held)
     back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]

@@ -254,10 +254,11 @@ class Journal(RuleBasedStateMachine):
     @rule()
     def write_claim(self):
         mod, assigned, record = self.plans.pop()
-        if assigned == self.assigned and self.swap(record, mod) and self.is_synced:
-            # Nothing was appended since it was made.
-            if frozenset(record.holders) == self.in_step:
-                self.has_claimed()
+        if assigned != self.assigned or not self.swap(record, mod) or not self.is_synced:
+            return
+        # Nothing was appended since it was made.
+        if frozenset(record.holders) == self.in_step:
+            self.has_claimed()
 
     # ------------------------------------------------------------------------------- appends
     def can_append(self) -> bool:
