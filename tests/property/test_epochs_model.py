@@ -2,6 +2,8 @@
 
 A journal has brokers, whose spools are tenures; etcd has a record, which is compared and swapped; the
 store has what was persisted. The rules are those of the shell, decisions are made by the real functions.
+
+Long because all rules act on the same state: brokers, etcd, and the store.
 """
 
 from __future__ import annotations
