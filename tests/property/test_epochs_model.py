@@ -262,6 +262,16 @@ class Journal(RuleBasedStateMachine):
         if frozenset(record.holders) == self.in_step:
             self.has_claimed()
 
+    @rule(pick=picks)
+    def go_on(self, pick):
+        """All that is between an assignment and the next append, since few walks take these steps one after the other."""
+        self.assign(pick)
+        if self.is_routed():
+            self.sync()
+            self.plan_claim()
+            if self.plans:
+                self.write_claim()
+
     # ------------------------------------------------------------------------------- appends
     def can_append(self) -> bool:
         return self.is_routed() and self.is_synced and self.is_claimed
@@ -360,8 +370,10 @@ class Journal(RuleBasedStateMachine):
     def fail(self, pick, is_etcd_there):
         """It says where its spool ends, if it can, and stores what it may: later, or never."""
         broker = self.drawn(pick, is_up=True)
-        if broker is None or broker.replica is None:
-            return
+        if broker is not None and broker.replica is not None:
+            self.fail_one(broker, is_etcd_there)
+
+    def fail_one(self, broker: Broker, is_etcd_there: bool) -> None:
         tenure = broker.replica
         to = tenure.shared_to
         if not tenure.is_confirmed:
@@ -378,6 +390,18 @@ class Journal(RuleBasedStateMachine):
             assert isinstance(said, int) or self.swap(said, self.mod)
         self.end(broker)
         broker.storing = tenure, to
+
+    @precondition(lambda self: self.can_append() and len(self.route) > 1)
+    @rule(pick=picks, n=st.integers(1, 3), is_etcd_there=st.booleans(), stores=st.booleans())
+    def fail_with_more_than_others(self, pick, n, is_etcd_there, stores):
+        """A replica has the end of an append that its primary proposed, and no one acknowledged."""
+        number = 1 + pick % (len(self.route) - 1)
+        broker = self.route[number]
+        self.append_in_vain(n, {number}, takes_back=True)
+        self.fail_one(broker, is_etcd_there)
+        if stores:
+            self.persist(*broker.storing)
+            broker.storing = None
 
     @rule(pick=picks)
     def store_after_failing(self, pick):
