@@ -18,7 +18,6 @@ from gazette_platform.broker.api.gateway import Gateway
 from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.context import BrokerContext, BrokerMetrics, Membership
-from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.crash.handover import (
     alone_with,
     await_former,
@@ -30,6 +29,7 @@ from gazette_platform.broker.crash.handover import (
     wait_handed_over,
     watch_mixture,
 )
+from gazette_platform.broker.crash.peer_probes import Evictor
 from gazette_platform.broker.etcd_records import (
     own_member_key,
     read_identity,

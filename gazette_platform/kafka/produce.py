@@ -182,7 +182,8 @@ class Produce:
                 error = err
             except TimeoutError:
                 error = KafkaError(ErrorCode.request_timed_out, "the append is still under way")
-        bad = error.records if isinstance(error, Refused) else ()
+        names_records = call.version >= _RECORD_ERRORS_VERSION
+        bad = error.records if names_records and isinstance(error, Refused) else ()
         code = ErrorCode.none if error is None else code_of(error)
         return call.new(
             "PartitionProduceResponse",
@@ -203,6 +204,7 @@ class Produce:
         )
 
 
+_RECORD_ERRORS_VERSION: Final = 8  # of Produce, whose answers name the records that were refused
 _APPEND_BYTES: Final = 4 << 20
 _ATTEMPTS_MAX: Final = 8
 _NAMED_ATTEMPTS: Final = 4
