@@ -99,11 +99,11 @@ async def test_what_is_held_is_left_to_the_next_process_if_etcd_stays_away(bench
     assert await bench.persister.drain(timeout_s=patient(10), ends_s=0) == [spool.fragment]
     assert (calls, bench.stored) == ([], [])
     assert not bench.is_closed(spool)
-    sleep = bench.persister._sleep
+    wait = bench.persister._sleep
 
     async def pass_time(seconds):
         bench.clock.advance(seconds)
-        await sleep(seconds)
+        await wait(seconds)
 
     bench.persister._sleep = pass_time
     assert await bench.persister.drain(timeout_s=patient(10)) == [spool.fragment]
