@@ -203,7 +203,8 @@ async def _outcome(part: Pending | GazetteError, deadline: float) -> int | Gazet
 def _part(call: Call, index: int, outcome: int | GazetteError) -> Any:
     """The part of the answer for a partition."""
     error = None if isinstance(outcome, int) else outcome
-    bad = error.records if isinstance(error, Refused) else ()
+    names_records = call.version >= _RECORD_ERRORS_VERSION
+    bad = error.records if names_records and isinstance(error, Refused) else ()
     return call.new(
         "PartitionProduceResponse",
         index=index,
@@ -223,6 +224,7 @@ def _part(call: Call, index: int, outcome: int | GazetteError) -> Any:
     )
 
 
+_RECORD_ERRORS_VERSION: Final = 8  # of Produce, whose answers name the records that were refused
 _APPEND_BYTES: Final = 4 << 20
 _ATTEMPTS_MAX: Final = 8
 _NAMED_ATTEMPTS: Final = 4

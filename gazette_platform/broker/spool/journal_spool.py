@@ -225,6 +225,7 @@ class JournalSpool:
         end: offset after what is staged; the settled end if nothing is.
         registers: as of `end`.
         is_durable: whether content is brought to the disk itself before it counts; only `keep` does so.
+        is_shared: whether all that etcd names as holders have all that is settled here. A primary knows that.
     """
 
     def __init__(
@@ -261,6 +262,7 @@ class JournalSpool:
         self._tenure = tenure
         self._next_tenure: Tenure | None = None
         self.is_durable = fsync is FsyncMode.COMMIT
+        self.is_shared = False
         self._syncs = fsync is not FsyncMode.NEVER
         # The last record: where the journal ends, and with which registers.
         # They may be ahead of `end`: content is recorded before it counts.
@@ -620,6 +622,8 @@ class JournalSpool:
 
     def settle_all(self) -> None:
         """Publish all staged content, because every replica agrees with our end."""
+        if self._staged:
+            self.is_shared = False  # holders that have left the route may lack it
         while self._staged:
             self.settle()
 
