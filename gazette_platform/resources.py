@@ -33,7 +33,7 @@ from gazette_platform.lake import (
     StoreRoots,
     read_spec_folder,
 )
-from gazette_platform.lake.catalogs import HIVE, ICEBERG, IcebergCatalog, TrinoCatalogs
+from gazette_platform.lake.catalog_settings import HIVE, ICEBERG, IcebergCatalog, TrinoCatalogs
 from gazette_platform.lake.engines.spark import open_session, spark_configuration
 from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
 from gazette_platform.lake.rollups import RollupFolder, read_rollup_folder

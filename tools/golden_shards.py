@@ -35,7 +35,7 @@ from typing_extensions import override
 from gazette_platform.client import AppendService, AsyncClient, Change, ClientConfig
 from gazette_platform.codecs import decompressor
 from gazette_platform.consumer.assignments import ConsumerState, ShardAssignment, encode_shard_spec
-from gazette_platform.consumer.etcd_host import fetch_hints, put_primary_hints, rotate_hints
+from gazette_platform.consumer.etcd_hints import fetch_hints, put_primary_hints, rotate_hints
 from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, Player, Recorder, pick_hints
 from gazette_platform.consumer.store import JSONFileStore, ShardStore

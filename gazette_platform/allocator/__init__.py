@@ -3,7 +3,7 @@
 Nouns: item, member, assignment, slot (0 is the primary), zone, leader (the oldest member), shed
 capacity (what an exiting member gives up). Guarantee: with the keys and the steps of Gazette's
 allocator, so that brokers of both kinds may share a cluster. `solver` says who ought to hold
-what (`flow` is its network and its search), and which transactions
+what (`max_flow` only finds a maximum flow), and which transactions
 lead there without losing a consistent replica, `loop` runs them, `member` makes a process a
 member and hands over what it holds when it leaves. Cost: in the number of items that change, and in slices of some milliseconds.
 """

@@ -1,4 +1,6 @@
-"""Decides which members ought to hold which items, and the next transactions that lead there. Pure: no clock, no I/O.
+"""Decides which members ought to hold which items, and which transactions lead there. Pure: no clock, no I/O.
+
+`max_flow` only finds a maximum; this module says which capacities it may use, and turns its flow into writes of keys.
 
 Capacities are tried from the best to the barest, each as a maximum flow from what the last left:
 
@@ -33,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.allocator.flow import SLICE_ARCS, FlowNetwork, Pusher, Spread, bits
+from gazette_platform.allocator.max_flow import SLICE_ARCS, FlowNetwork, Pusher, Spread, bits
 from gazette_platform.etcd import TXN_OPS_MAX, Compare, Delete, Operation, Put
 from gazette_platform.keyspace import (
     AnyClusterState,

@@ -46,7 +46,7 @@ from gazette_platform.assets.typed import (
     typed_asset,
 )
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.catalog_settings import ICEBERG
 from gazette_platform.lake.rollups import PythonRollup, RollupSpec
 from gazette_platform.lake.spec.typed import TypedSpec
 

@@ -36,9 +36,9 @@ from dagster import (
 from gazette_platform.assets.raw import SPECS_KEY, table_key
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Finding, FindingKind, RefusedSpec, SpecFolder, TableSpec
-from gazette_platform.lake.raw.audits.audit import audit_index
+from gazette_platform.lake.raw.audits.consistency import audit_index
 from gazette_platform.lake.raw.audits.fit import audit_content
-from gazette_platform.lake.raw.audits.status import overdue, table_standing
+from gazette_platform.lake.raw.audits.registration_status import overdue, table_standing
 from gazette_platform.lake.raw.planning import problems_with_journals
 from gazette_platform.lake.rollups.query_check import QueryCheck
 from gazette_platform.ops.clock import SystemClock

@@ -19,7 +19,7 @@ from dagster import (
     TableSchema,
 )
 
-from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.catalog_settings import HIVE
 from gazette_platform.lake.raw.account_book import WHOLE, Time
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from gazette_platform.assets.checks import (
     sources_mark,
 )
 from gazette_platform.errors import TableFenced
-from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.catalog_settings import ICEBERG
 from gazette_platform.lake.engines.spark import prepare_environment
 from gazette_platform.lake.rollups import PythonRollup, RollupFolder, RollupSpec
 from gazette_platform.lake.rollups.query_check import (

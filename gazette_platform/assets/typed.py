@@ -58,7 +58,7 @@ from gazette_platform.assets.typed_events import (
 )
 from gazette_platform.errors import TableFenced, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.catalog_settings import ICEBERG
 from gazette_platform.lake.engines.spark import prepare_environment
 from gazette_platform.lake.raw.account_book import time_of_directory
 from gazette_platform.lake.spec.layout import home_directory

@@ -51,10 +51,12 @@ class Membership:
 
     Attributes:
         id: ours, whether we are a member or not.
+        is_mixed: whether brokers of Gazette are members, as etcd said last.
     """
 
     def __init__(self, state: BrokerState, process_id: ProcessId) -> None:
         self.id = process_id
+        self.is_mixed = False
         self._state = state
         self._lease: Lease | None = None
         self._reason = ""

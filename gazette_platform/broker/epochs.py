@@ -437,6 +437,37 @@ def announce(
     return replace(record, released=_furthest(record.released, Released(head, registers)))
 
 
+def ending(
+    record: EpochRecord | None, tenure: str, *, create_revision: int, head: int, registers: LabelSet
+) -> EpochRecord | int:
+    """What a broker that has failed says of its spool, before it stores what is in it.
+
+    Args:
+        record: what etcd has; None: nothing.
+        tenure: its id.
+        create_revision: of the spec that the broker served.
+        head: where the spool ends.
+        registers: as of `head`.
+
+    Returns: the record to be written first; or, if there is nothing to say, the journal offset up to which the spool
+        may be stored.
+    """
+    # Beside brokers of Gazette there are no holders, and what was acknowledged may be in no other spool.
+    if record is None or not (record.holders or record.released):
+        return head
+    if [one.tenure for one in record.holders] == [tenure]:
+        return head  # what we hold alone waits for us
+    following = announce(
+        record, tenure, create_revision=create_revision, head=head, registers=registers
+    )
+    if following is not None:
+        return head if following == record else following
+    status = tenure_status(
+        record, tenure, create_revision=create_revision, journal_revision=create_revision
+    )
+    return status.valid_to
+
+
 def save(
     record: EpochRecord | None, tenure: str, *, create_revision: int, head: int, registers: LabelSet
 ) -> EpochRecord | None:

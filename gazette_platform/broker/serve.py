@@ -18,7 +18,6 @@ from gazette_platform.broker.api.gateway import Gateway
 from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.context import BrokerContext, BrokerMetrics, Membership
-from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.crash.handover import (
     alone_with,
     await_former,
@@ -28,7 +27,9 @@ from gazette_platform.broker.crash.handover import (
     say_leaving,
     take_homes,
     wait_handed_over,
+    watch_mixture,
 )
+from gazette_platform.broker.crash.peer_probes import Evictor
 from gazette_platform.broker.etcd_records import (
     own_member_key,
     read_identity,
@@ -382,8 +383,8 @@ class Broker:
         self.tasks.keep(space.watch, name="watch", ends_by=(EtcdError,))
         if self.config.auto_suspend:
             self.tasks.keep(self._tick, name="tick")
-        waiting = self._context.metrics.unpersisted_bytes
-        waiting.set_function(lambda: self._persister.unpersisted_bytes)
+        self.tasks.keep(partial(watch_mixture, self._context), name="mixture")
+        self.metrics.unpersisted_bytes.set_function(lambda: self._persister.unpersisted_bytes)
         self.tasks.keep(self._persister.run, name="persister")
         self.tasks.keep(self._leftovers.run, name="leftovers")
         if self.config.fsync is FsyncMode.INTERVAL:
@@ -447,8 +448,7 @@ class Broker:
 
     def keep_small(self) -> None:
         """Give back memory when there is little to do; only for a broker that has a process of its own."""
-        executor = self._context.compressors
-        self.tasks.keep(partial(give_back_when_idle, executor), name="memory")
+        self.tasks.keep(partial(give_back_when_idle, self._context.compressors), name="memory")
 
     def _stop_replicas(self) -> None:
         for replica in self._replicas():
@@ -520,7 +520,8 @@ class Broker:
         left: list[Fragment] = []
 
         async def persist(timeout_s: float) -> None:
-            left.extend(await self._persister.drain(timeout_s=timeout_s))
+            ends_s = self.config.drain_timeout_s
+            left.extend(await self._persister.drain(timeout_s=timeout_s, ends_s=ends_s))
 
         if not await self._departure.step(None, "persisting", persist(self._limit_s)):
             await persist(0.0)  # we have to hurry: this only says what is left

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.client.transport import ClientCounts
     from gazette_platform.protocol import BrokerSpec
+    from gazette_platform.serving.interface import ClientChannel
 
 # An attempt fails only if the head has moved meanwhile.
 _RESET_ATTEMPTS = 5
@@ -74,13 +75,22 @@ class AsyncClient(AsyncClosing):
     Opens no connection before the first call, and belongs to the event loop that makes it. Every call
     retries what is likely to pass, for as long as `ClientConfig` says. It raises a `StatusError` for
     what brokers refuse, and a `TransportError` if they did not answer.
+
+    Args:
+        channels: by endpoint, of brokers in this process.
     """
 
-    def __init__(self, config: ClientConfig | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: ClientConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        channels: Mapping[str, ClientChannel] | None = None,
+    ) -> None:
         self.config = config or ClientConfig()
         self._clock = clock or SystemClock()
         self._tasks = TaskGroup("client")
-        self._transport = Transport(self.config, self._clock, self._tasks)
+        self._transport = Transport(self.config, self._clock, self._tasks, channels=channels)
         self._is_closed = False
 
     @property

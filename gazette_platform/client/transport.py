@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import Fragment, LabelSelector, Route
     from gazette_platform.protocol.auth import Capability
     from gazette_platform.protocol.pb import protocol_pb2 as pb
+    from gazette_platform.serving.interface import ClientChannel
 
 
 # ------------------------------------------------------------------ the broker of a call
@@ -74,10 +75,17 @@ class Transport:
 
     Args:
         peer: what is dialed, for errors: processes of other kinds are asked in the same way.
+        channels: as of `WirePool`.
     """
 
     def __init__(
-        self, config: ClientConfig, clock: Clock, tasks: TaskGroup, *, peer: str = "broker"
+        self,
+        config: ClientConfig,
+        clock: Clock,
+        tasks: TaskGroup,
+        *,
+        peer: str = "broker",
+        channels: Mapping[str, ClientChannel] | None = None,
     ) -> None:
         self.peer = peer
         self.config = config
@@ -90,7 +98,7 @@ class Transport:
         self.random = random.Random()  # noqa: S311  spreads retries, guards nothing
         self.counts = ClientCounts()
         self.read_ahead = ReadAhead(tasks, config.read_ahead_bytes_max)
-        self._pool = WirePool(config, clock, tasks)
+        self._pool = WirePool(config, clock, tasks, channels)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._addresses = config.addresses
         self._address = 0
@@ -371,8 +379,8 @@ def pick_endpoint(
     """The endpoint to dial for a journal of `route`; "" when the route names none.
 
     Args:
-        zone: the caller's; replicas there are preferred, then those that did not fail, then those
-            that are connected, then the first.
+        zone: the caller's; replicas there are preferred, then those that did not fail, then that of
+            this process, then those that are connected, then the first.
         primary: the call needs the primary.
         condition: of the connection to an endpoint.
         leaves_zone: whether to prefer a replica of another zone to one that failed. A client had
@@ -386,14 +394,14 @@ def pick_endpoint(
     if primary:
         return route.endpoints[route.primary] if route.primary >= 0 else ""
     best = ""
-    best_rank: tuple[bool, ...] | None = None
+    best_rank: tuple[int, ...] | None = None
     for member, endpoint in zip(route.members, route.endpoints, strict=False):
         if not endpoint:
             continue
         is_elsewhere, found = member.zone != zone, condition(endpoint)
         has_failed = found is Condition.FAILED
         order = (has_failed, is_elsewhere) if leaves_zone else (is_elsewhere, has_failed)
-        rank = (*order, found is not Condition.READY)
+        rank = (*order, found)
         if best_rank is None or rank < best_rank:
             best, best_rank = endpoint, rank
     return best

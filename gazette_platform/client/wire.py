@@ -53,14 +53,13 @@ from gazette_platform.serving.sockets import proxy_for
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from gazette_platform.client.config import ClientConfig
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
-    from gazette_platform.serving.h2.client_call import ClientCall
-    from gazette_platform.serving.interface import RpcFailed
+    from gazette_platform.serving.interface import ClientCall, ClientChannel, RpcFailed
 
 M = TypeVar("M", bound=Message)
 Metadata = tuple[tuple[str, str], ...]
@@ -213,7 +212,7 @@ class Wire:
     message are worth a try: none was refused yet where a stream was not.
     """
 
-    def __init__(self, endpoint: str, channel: Channel) -> None:
+    def __init__(self, endpoint: str, channel: ClientChannel) -> None:
         self.endpoint = endpoint
         self.channel = channel
         self.calls = 0
@@ -223,7 +222,7 @@ class Wire:
     @property
     def is_ready(self) -> bool:
         """Whether there is a connection now."""
-        return self.channel.condition is Condition.READY
+        return self.channel.condition <= Condition.READY
 
     async def connected(self) -> bool:
         """Wait until there is a connection, or making one has failed. Cancellation: safe.
@@ -271,11 +270,22 @@ class Wire:
 class WirePool:
     """One channel per broker endpoint, opened at first use and closed when long unused.
 
-    Those of the service addresses stay.
+    Those of the service addresses stay, and those that are given.
+
+    Args:
+        channels: by endpoint, of brokers in this process; they are closed with the others.
     """
 
-    def __init__(self, config: ClientConfig, clock: Clock, tasks: TaskGroup) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        clock: Clock,
+        tasks: TaskGroup,
+        channels: Mapping[str, ClientChannel] | None = None,
+    ) -> None:
         self._config = config
+        self._channels = channels or {}
+        self._stay = {*config.addresses, *self._channels}
         self._clock = clock
         self._tasks = tasks
         self._wires: dict[str, Wire] = {}
@@ -296,7 +306,7 @@ class WirePool:
         wire = self._wires.get(endpoint)
         if wire is None:
             wire = self._wires[endpoint] = Wire(endpoint, self._open(endpoint))
-            if self._sweep_timer is None and endpoint not in self._config.addresses:
+            if self._sweep_timer is None and endpoint not in self._stay:
                 self._sweep_later()
         wire.used_at = self._clock.monotonic()
         return wire
@@ -306,7 +316,9 @@ class WirePool:
         wire = self._wires.get(endpoint)
         return Condition.UNKNOWN if wire is None else wire.channel.condition
 
-    def _open(self, endpoint: str) -> Channel:
+    def _open(self, endpoint: str) -> ClientChannel:
+        if endpoint in self._channels:
+            return self._channels[endpoint]
         target, is_secure = endpoint_grpc_address(endpoint)
         if is_secure and self._tls is None:
             self._tls = _tls_context(self._config)
@@ -330,8 +342,7 @@ class WirePool:
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None
-        addresses = self._config.addresses
-        others = [wire for wire in self._wires.values() if wire.endpoint not in addresses]
+        others = [wire for wire in self._wires.values() if wire.endpoint not in self._stay]
         idle = [wire for wire in self._former if not wire.calls]
         self._former = [wire for wire in self._former if wire.calls]
         for wire in idle:

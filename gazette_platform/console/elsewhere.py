@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, final
 import orjson
 
 from gazette_platform.client import ClientConfig
-from gazette_platform.consumer.client import ShardClient
 from gazette_platform.errors import GazetteError, SetupError, TransportError, ValidationError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from gazette_platform.broker.config import BrokerConfig
-    from gazette_platform.consumer.client import ShardListing
+    from gazette_platform.consumer.client import ShardClient, ShardListing
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.interface import Metadata
 
@@ -71,6 +70,8 @@ class Consumers:
         """
         if address not in self.addresses:
             raise ValidationError(f"{address} is not an address of --broker.console-consumer")
+        from gazette_platform.consumer.client import ShardClient  # noqa: PLC0415  4 MB that most brokers never need
+
         config = self._config
         files = (config.peer_ca_file, config.peer_cert_file, config.peer_cert_key_file)
         ca, cert, key = (str(file or "") for file in files)

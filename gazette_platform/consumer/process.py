@@ -1,4 +1,4 @@
-"""A process of a consumer group: a member that runs the shards which the allocator assigns to it.
+"""A process of a consumer group: joins the group in etcd, runs the allocator, and runs the shards assigned to it.
 
 `ConsumerProcess` starts and ends the process, and `run` serves until it has to leave. `ShardReplicas` (`runtime.replicas`)
 follows assignments, `Restarts` retries shards that failed, and `Scratch` holds their files.
@@ -28,7 +28,7 @@ from gazette_platform.allocator import Allocator, announce, member
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.application import raised_by
 from gazette_platform.consumer.assignments import ConsumerState
-from gazette_platform.consumer.etcd_host import EtcdShardHost
+from gazette_platform.consumer.etcd_hints import EtcdShardHost
 from gazette_platform.consumer.peers import ConsumerPeers
 from gazette_platform.consumer.protocol import ConsumerSpec
 from gazette_platform.consumer.resolver import ShardResolver

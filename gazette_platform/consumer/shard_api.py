@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 from google.protobuf.message import Message
 
 from gazette_platform.consumer.assignments import encode_shard_spec, primary_hint_key
-from gazette_platform.consumer.etcd_host import StoredHints, fetch_hints
+from gazette_platform.consumer.etcd_hints import StoredHints, fetch_hints
 from gazette_platform.consumer.protocol import (
     ReplicaCode,
     ShardSpec,

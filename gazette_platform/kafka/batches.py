@@ -57,7 +57,7 @@ Headers = list[tuple[str, bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of a producer, and its records as `aiokafka` iterates them."""
+    """A batch of a producer."""
 
     producer_id: int
     """-1: the producer is not idempotent."""
@@ -65,16 +65,15 @@ class Batch:
     base_sequence: int
     count: int
     is_transactional: bool
-    size: int
-    """Bytes once compression is undone."""
-    batch: Any
+    data: bytes
+    """All of it, without compression."""
 
     def records(self) -> list[Any]:
-        """All records; once. Raises: KafkaError: they are damaged, or have too many headers."""
+        """All records, as `aiokafka` has them. Raises: KafkaError: they are damaged, or have too many headers."""
         try:
-            if self.size < _CHECKED_BYTES:
-                return list(self.batch)
-            return _with_few_headers(self.batch)
+            if len(self.data) < _CHECKED_BYTES:
+                return list(DefaultRecordBatch(self.data))
+            return _with_few_headers(DefaultRecordBatch(self.data))
         except (CorruptRecordException, UnicodeDecodeError, ValueError) as err:
             raise KafkaError(ErrorCode.corrupt_message, f"damaged records: {err}") from err
 
@@ -122,8 +121,7 @@ def read_batch(data: bytes, *, limit: int) -> Batch:
         sequence,
         count,
         bool(attributes & _TRANSACTIONAL),
-        len(data),
-        DefaultRecordBatch(data),
+        data,
     )
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections import deque
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
+
+from gazette_platform.kafka.produce_wire import PARTS_MAX
 
 if TYPE_CHECKING:
     from asyncio import Future
 
 _log = logging.getLogger(__name__)
-
-PARTS_MAX: Final = 50_000
-"""Of a request: its topics, partitions, groups and the like. Each costs some microseconds to read and to answer."""
 
 _TEXT_MAX: Final = 500
 _A_MINUTE: Final = 30
@@ -104,86 +102,3 @@ def _tuples(kind: Any) -> tuple[str, ...]:
     """The fields of a class that may have parts."""
     fields = kind.__dataclass_fields__.values()
     return tuple(each.name for each in fields if str(each.type).startswith("tuple"))
-
-
-_FLEXIBLE: Final = 9
-_INDEX_BYTES: Final = 4
-_ACKS_AND_TIMEOUT: Final = 6
-
-
-class _TooMany(Exception):
-    """Of parts."""
-
-
-@final
-class _Walk:
-    """Passes over a Produce request without making anything of it: `kio` makes an object of each part at once."""
-
-    def __init__(self, frame: bytes, version: int) -> None:
-        self._frame = frame
-        self._at = 8
-        self._count = 0
-        self._is_flexible = version >= _FLEXIBLE
-        self._skip(self._number(">h"))  # the client id, which is not compact in any version
-        self._tags()
-
-    def check(self) -> None:
-        """Raises: _TooMany. struct.error, IndexError: the request ends too soon."""
-        self._text()
-        self._at += _ACKS_AND_TIMEOUT
-        for _ in range(self._length(">i")):
-            self._add()
-            self._text()
-            for _ in range(self._length(">i")):
-                self._add()
-                self._skip(_INDEX_BYTES)
-                self._skip(self._length(">i"))
-                self._tags()
-            self._tags()
-
-    def _add(self) -> None:
-        self._count += 1
-        if self._count > PARTS_MAX:
-            raise _TooMany
-
-    def _skip(self, size: int) -> None:
-        self._at += max(0, size)
-
-    def _number(self, kind: str) -> int:
-        (found,) = struct.unpack_from(kind, self._frame, self._at)
-        self._at += struct.calcsize(kind)
-        return int(found)
-
-    def _text(self) -> None:
-        self._skip(self._length(">h"))
-
-    def _length(self, kind: str) -> int:
-        return self._varint() - 1 if self._is_flexible else self._number(kind)
-
-    def _varint(self) -> int:
-        found = shift = 0
-        while True:
-            byte = self._frame[self._at]
-            self._at += 1
-            found |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80 or shift > 28:
-                return found
-
-    def _tags(self) -> None:
-        if self._is_flexible:
-            for _ in range(self._varint()):
-                self._add()
-                self._varint()
-                self._skip(self._varint())
-
-
-def has_many_parts(frame: bytes, version: int) -> bool:
-    """Whether a Produce request has more parts than it may."""
-    try:
-        _Walk(frame, version).check()
-    except _TooMany:
-        return True
-    except (struct.error, IndexError):
-        pass  # whoever reads it says what is wrong
-    return False

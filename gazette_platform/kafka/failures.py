@@ -27,6 +27,9 @@ class KafkaError(GazetteError):
         self.code = code
 
 
+_NAMED_MAX: Final = 50
+
+
 class BadRecord(NamedTuple):
     """A record that the form of the topic cannot hold."""
 
@@ -35,13 +38,13 @@ class BadRecord(NamedTuple):
 
 
 class Refused(DataError):
-    """A batch with such records."""
+    """A batch with such records, of which the first are named."""
 
     def __init__(self, records: Sequence[BadRecord]) -> None:
         first = records[0]
         more = f" (and {len(records) - 1} more)" if len(records) > 1 else ""
         super().__init__(f"record {first.number}: {first.why}{more}")
-        self.records = records
+        self.records = records[:_NAMED_MAX]
 
 
 # The first that fits counts.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from kio.schema.errors import ErrorCode
@@ -29,6 +30,7 @@ from gazette_platform.kafka.tails import ReadAhead, Tail
 from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.wire import Api
 from gazette_platform.message.uuid import Flags, parse_uuid
+from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.kafka.avro_json import AvroCodec
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.topics import Partition
+    from gazette_platform.kafka.records import Block
     from gazette_platform.kafka.wire import Call, Peer
 
 _KEY: Final = 1
@@ -44,6 +46,7 @@ _LEAST: Final = 4
 _MOST: Final = 12
 _WAIT_S_MAX: Final = 30.0
 _IDLE_S: Final = 60.0
+_OPENED_AT_A_TIME: Final = 16
 _PART: Final = "fetch"
 _COMMITTED: Final = 1
 
@@ -119,8 +122,11 @@ class Fetch:
             for topic in request.topics
             for each in topic.partitions
         ]
-        for each in wanted:
-            await self._follow(call.peer, reads, each)
+        fresh = [each for each in wanted if not await self._goes_on(call.peer, reads, each)]
+        if fresh:
+            await side_by_side(
+                partial(self._open, call.peer, reads), fresh, at_a_time=_OPENED_AT_A_TIME
+            )
         self._drop_idle(reads)
         is_committed = request.isolation_level == _COMMITTED
         left_s = call.peer.access.remaining_s  # of the token
@@ -156,31 +162,40 @@ class Fetch:
             peer.on_close(reads.close)
         return reads
 
-    async def _follow(self, peer: Peer, reads: _Reads, wanted: _Wanted) -> None:
-        """Have a tail at the place that is wanted."""
+    async def _goes_on(self, peer: Peer, reads: _Reads, wanted: _Wanted) -> bool:
+        """Find the tail at the place that is wanted. Returns: False: one has to be opened."""
         key = wanted.topic, wanted.index
         try:
             partition = await self._gateway.partition(peer.access, Capability.READ, *key)
-            wanted.form = partition.form
-            followed = reads.followed.get(key)
-            if (
-                followed is None
-                or followed.tail.wanted != wanted.offset
-                or followed.created != partition.listing.created
-            ):
-                if followed is not None:
-                    _close(reads.followed.pop(key))
-                followed = await self._open(reads, partition, wanted.offset)
-                reads.followed[key] = followed
-            followed.tail.used_at = self._gateway.clock.monotonic()
-            wanted.followed = followed
         except GazetteError as err:
             wanted.error = err
+            return True
+        wanted.form = partition.form
+        followed = reads.followed.get(key)
+        if (
+            followed is None
+            or followed.tail.wanted != wanted.offset
+            or followed.created != partition.listing.created
+        ):
+            return False
+        followed.tail.used_at = self._gateway.clock.monotonic()
+        wanted.followed = followed
+        return True
 
-    async def _open(self, reads: _Reads, partition: Partition, offset: int) -> _Followed:
-        tail = Tail(self._gateway, partition.journal, self._ahead, reads.stirred)
-        await tail.open(partition, offset)
-        return _Followed(tail, partition.listing.created)
+    async def _open(self, peer: Peer, reads: _Reads, wanted: _Wanted) -> None:
+        """Have a tail at the place that is wanted, in place of another."""
+        key = wanted.topic, wanted.index
+        try:
+            partition = await self._gateway.partition(peer.access, Capability.READ, *key)
+            tail = Tail(self._gateway, partition.journal, self._ahead, reads.stirred)
+            await tail.open(partition, wanted.offset)
+        except GazetteError as err:
+            wanted.error = err
+            return
+        if key in reads.followed:
+            _close(reads.followed[key])
+        wanted.followed = reads.followed[key] = _Followed(tail, partition.listing.created)
+        tail.used_at = self._gateway.clock.monotonic()
 
     def _drop_idle(self, reads: _Reads) -> None:
         before = self._gateway.clock.monotonic() - _IDLE_S
@@ -222,7 +237,7 @@ class Fetch:
             wanted.end = followed.tail.available
             if is_committed and wanted.end:
                 block = followed.tail.lines(wanted.size, one=True)
-                wanted.end = len(block)
+                wanted.end = block.size
                 if followed.marks is not None or has_marks(block):
                     if followed.marks is None:
                         ahead = Tail(
@@ -298,9 +313,9 @@ class Fetch:
         tail = followed.tail
         size = min(wanted.size, left)
         block = tail.lines(min(size, wanted.end), one=one or size >= wanted.size)
-        if not block or wanted.form is None:
+        if not block.size or wanted.form is None:
             return b""
-        builder = new_builder(block.find(b"\n"))
+        builder = new_builder(block.first_bytes)
         done = decode_lines(
             wanted.form,
             block,
@@ -372,21 +387,21 @@ class Marks:
             return head
         return min(self._open.values(), default=head)
 
-    async def decided(self, block: bytes) -> int:
+    async def decided(self, block: Block) -> int:
         """How many bytes of lines at the consumer's place are decided. Raises: GazetteError."""
         if not self._is_open:
             self._ahead.begin(self._behind.position)
             self._is_open = True
         self._forget(self._behind.position)
-        end = self._behind.position + len(block)
+        end = self._behind.position + block.size
         while self._ahead.position < end or self._first_open(end) < end:
             self._ahead.check()
             lines = self._ahead.lines(_STEP_BYTES, one=True)
-            if not lines:
+            if not lines.size:
                 break
             for message in _messages(lines, self._ahead.position):
                 self._note(message)
-            self._ahead.advance(len(lines))
+            self._ahead.advance(lines.size)
         return max(0, min(end, self._ahead.position, self._first_open(end)) - self._behind.position)
 
     def _first_open(self, end: int) -> int:
@@ -419,12 +434,12 @@ class Marks:
         self._ahead.close()
 
 
-def _messages(lines: bytes, position: int) -> list[_Message]:
+def _messages(lines: Block, position: int) -> list[_Message]:
     """The messages of transactions among lines."""
     found: list[_Message] = []
     if not has_marks(lines):
         return found
-    for line in lines.split(b"\n")[:-1]:
+    for line in lines.content[lines.begin : lines.end].split(b"\n")[:-1]:
         begin, position = position, position + len(line) + 1
         if b'"_meta"' not in line:
             continue

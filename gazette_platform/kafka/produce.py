@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 
 from kio.schema.errors import ErrorCode
 
@@ -26,7 +26,9 @@ from gazette_platform.errors import (
 )
 from gazette_platform.kafka.batches import read_batch
 from gazette_platform.kafka.bounds import Budget
+from gazette_platform.kafka.bulk_lines import bulk_lines
 from gazette_platform.kafka.failures import KafkaError, Refused, code_of
+from gazette_platform.kafka.produce_wire import LEAST, MOST, Appended, read_produce
 from gazette_platform.kafka.records import Lines, Stamp, encode_batch
 from gazette_platform.kafka.sequences import (
     Claim,
@@ -59,8 +61,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _KEY: Final = 0
-_LEAST: Final = 3
-_MOST: Final = 12
 _WAIT_S_LEAST: Final = 1.0
 _WAIT_S_MOST: Final = 60.0
 _ACKS: Final = (-1, 0, 1)
@@ -86,7 +86,7 @@ class Produce:
     def apis(self) -> Iterable[Api]:
         """The calls that it answers."""
         # librdkafka takes a broker without version 0 for one that knows no compression; Kafka 4 lists it as well.
-        yield Api(_KEY, "produce", _LEAST, _MOST, self._produce, said_least=0)
+        yield Api(_KEY, "produce", LEAST, MOST, self._produce, said_least=0, read=read_produce)
 
     async def start(self) -> None:
         """Nothing to begin."""
@@ -104,22 +104,22 @@ class Produce:
                 try:
                     if request.acks not in _ACKS:
                         raise KafkaError(ErrorCode.invalid_required_acks)
-                    parts.append((data.index, await self._begin(call, topic.name, data)))
+                    parts.append((data.number, await self._begin(call, topic.name, data)))
                 except GazetteError as err:
-                    parts.append((data.index, err))
+                    parts.append((data.number, err))
             begun.append((topic.name, parts))
         return Later(partial(self._answer, call, begun))
 
     async def _begin(self, call: Call, topic: str, data: Any) -> asyncio.Future[int]:
         """Begin the append of a batch. Returns: as `Pending.done`. Raises: GazetteError: the records cannot be taken."""
         partition = await self._gateway.partition(
-            call.peer.access, Capability.APPEND, topic, data.index
+            call.peer.access, Capability.APPEND, topic, data.number
         )
         if not data.records:
             raise KafkaError(ErrorCode.invalid_record, "a request holds no batch for a partition")
         batch = read_batch(data.records, limit=self._limit(partition))
         lane = self._lanes.get(partition.journal)
-        room = await self._lanes.room.take(batch.size + batch.count * _LINE_BYTES)
+        room = await self._lanes.room.take(len(batch.data) + batch.count * _LINE_BYTES)
         try:
             pending = await self._pending(call, partition, lane, batch)
         except BaseException:
@@ -134,7 +134,7 @@ class Produce:
     async def _pending(self, call: Call, partition: Partition, lane: Lane, batch: Batch) -> Pending:
         """Put the lines of a batch into its lane. Raises: GazetteError: the records cannot be taken."""
         producer, flags, claim, find = None, Flags.OUTSIDE_TXN, None, None
-        if batch.size > _LARGE_BYTES:
+        if len(batch.data) > _LARGE_BYTES:
             await asyncio.sleep(0)  # others have their turn between large batches
         if batch.producer_id >= 0:
             claim = Claim(batch.producer_id, batch.epoch, batch.base_sequence, batch.count)
@@ -152,20 +152,30 @@ class Produce:
                 (batch.producer_id, batch.epoch),
                 partition.journal,
             )
-        records = batch.records()
-        if len(records) != batch.count:
-            raise KafkaError(ErrorCode.invalid_record, "a batch does not have all of its records")
-        now_ms = int(self._gateway.clock.unix_s() * 1000)
-        codecs = None
-        if partition.form is Form.AVRO:
-            values = (record.value for record in records)
-            codecs = await self._gateway.schemas.of_values(values)
-        stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
-        lines = encode_batch(partition.form, records, stamp, now_ms, codecs)
+        lines, stamp = await self._lines(partition.form, batch, producer, flags)
         clocks = (stamp.clock, stamp.end(batch.count)) if batch.is_transactional else (0, 0)
         pending = Pending(lines, claim, clocks, find)
         lane.put(pending)
         return pending
+
+    async def _lines(
+        self, form: Form, batch: Batch, producer: bytes | None, flags: Flags
+    ) -> tuple[Lines, Stamp]:
+        """What a batch writes. Raises: KafkaError: its records are damaged, or do not fit the form."""
+        now_ms = int(self._gateway.clock.unix_s() * 1000)
+        if form is Form.JSON:
+            stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
+            lines = bulk_lines(batch.data, batch.count, stamp, now_ms)
+            if lines is not None:
+                return lines, stamp
+        records, codecs = batch.records(), None
+        if len(records) != batch.count:
+            raise KafkaError(ErrorCode.invalid_record, "a batch does not have all of its records")
+        if form is Form.AVRO:
+            values = (record.value for record in records)
+            codecs = await self._gateway.schemas.of_values(values)
+        stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
+        return encode_batch(form, records, stamp, now_ms, codecs), stamp
 
     def _limit(self, partition: Partition) -> int:
         """Bytes of the largest batch that a topic takes."""
@@ -174,55 +184,66 @@ class Produce:
         return min(limit, int(own)) if own.isdecimal() else limit
 
     async def _answer(self, call: Call, begun: _Begun) -> Any:
-        topics = []
         # What was not appended by then may be appended later, as in Kafka.
-        wait_s = min(max(call.request.timeout.total_seconds(), _WAIT_S_LEAST), _WAIT_S_MOST)
+        wait_s = min(max(call.request.timeout_s, _WAIT_S_LEAST), _WAIT_S_MOST)
         deadline = asyncio.get_running_loop().time() + wait_s
-        for name, parts in begun:
-            answers = [await self._part(call, index, part, deadline) for index, part in parts]
-            topics.append(
-                call.new("TopicProduceResponse", name=name, partition_responses=tuple(answers))
-            )
+        outcomes = [
+            (name, [(index, await _outcome(part, deadline)) for index, part in parts])
+            for name, parts in begun
+        ]
         if call.request.acks == 0:
             return None
+        if not any(isinstance(found, GazetteError) for _, parts in outcomes for _, found in parts):
+            return Appended(call.version, cast("list[tuple[str, list[tuple[int, int]]]]", outcomes))
+        topics = [
+            call.new(
+                "TopicProduceResponse",
+                name=name,
+                partition_responses=tuple(_part(call, *each) for each in parts),
+            )
+            for name, parts in outcomes
+        ]
         return call.new("ProduceResponse", responses=tuple(topics))
 
-    async def _part(
-        self, call: Call, index: int, part: asyncio.Future[int] | GazetteError, deadline: float
-    ) -> Any:
-        error: GazetteError | None
-        offset = -1
-        if isinstance(part, GazetteError):
-            error = part
-        else:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    offset, error = await asyncio.shield(part), None
-            except GazetteError as err:
-                error = err
-            except TimeoutError:
-                error = KafkaError(ErrorCode.request_timed_out, "the append is still under way")
-        bad = error.records if isinstance(error, Refused) else ()
-        code = ErrorCode.none if error is None else code_of(error)
-        return call.new(
-            "PartitionProduceResponse",
-            index=index,
-            error_code=code,
-            base_offset=offset,
-            log_append_time=None,
-            log_start_offset=-1,
-            record_errors=tuple(
-                call.new(
-                    "BatchIndexAndErrorMessage",
-                    batch_index=each.number,
-                    batch_index_error_message=each.why,
-                )
-                for each in bad
-            ),
-            error_message=None if error is None else str(error),
-        )
+
+async def _outcome(part: asyncio.Future[int] | GazetteError, deadline: float) -> int | GazetteError:
+    """The offset of the first record of a batch, or why there is none."""
+    if isinstance(part, GazetteError):
+        return part
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await asyncio.shield(part)
+    except GazetteError as err:
+        return err
+    except TimeoutError:
+        return KafkaError(ErrorCode.request_timed_out, "the append is still under way")
 
 
+def _part(call: Call, index: int, outcome: int | GazetteError) -> Any:
+    """The part of the answer for a partition."""
+    error = None if isinstance(outcome, int) else outcome
+    names_records = call.version >= _RECORD_ERRORS_VERSION
+    bad = error.records if names_records and isinstance(error, Refused) else ()
+    return call.new(
+        "PartitionProduceResponse",
+        index=index,
+        error_code=ErrorCode.none if error is None else code_of(error),
+        base_offset=outcome if isinstance(outcome, int) else -1,
+        log_append_time=None,
+        log_start_offset=-1,
+        record_errors=tuple(
+            call.new(
+                "BatchIndexAndErrorMessage",
+                batch_index=each.number,
+                batch_index_error_message=each.why,
+            )
+            for each in bad
+        ),
+        error_message=None if error is None else str(error),
+    )
+
+
+_RECORD_ERRORS_VERSION: Final = 8  # of Produce, whose answers name the records that were refused
 _APPEND_BYTES: Final = 4 << 20
 _ATTEMPTS_MAX: Final = 8
 _NAMED_ATTEMPTS: Final = 4
@@ -451,7 +472,7 @@ class Lane:
             former, clock=last, acknowledged=last, open=-1, transaction=end.number, epoch=end.epoch
         )
         if end.epoch > former.epoch:
-            after = replace(after, next=0, first=-1)
+            after = replace(after, next=0, first=-1, before=())
         edit.put(end.producer_id, after)
 
     async def _find_transactions(self, group: list[Pending]) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import re
 from base64 import b64decode, b64encode
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -61,8 +60,6 @@ _AVRO_BYTES_MAX: Final = 64 << 20
 _VIEW_BYTES: Final = 16 << 10
 # Of lines that are long on average.
 _LONG_BYTES: Final = 512
-# Of bad records, that an answer names.
-_NAMED_MAX: Final = 50
 
 
 class Lines(NamedTuple):
@@ -71,6 +68,24 @@ class Lines(NamedTuple):
     content: bytes
     first_bytes: int
     """Length of the first line."""
+
+
+class Block(NamedTuple):
+    """Whole lines, which are a part of some content."""
+
+    content: bytes
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Their bytes."""
+        return self.end - self.begin
+
+    @property
+    def first_bytes(self) -> int:
+        """Length of the first line; 0: there is none."""
+        return self.content.find(b"\n", self.begin, self.end) + 1 - self.begin if self.size else 0
 
 
 class Stamp(NamedTuple):
@@ -99,13 +114,13 @@ def stamp_texts(stamp: Stamp, count: int) -> list[bytes]:
     return [head + tail for head in heads for tail in tails]
 
 
-class _Probe(msgspec.Struct, gc=False, rename={"meta": "_meta"}):
+class Probe(msgspec.Struct, gc=False, rename={"meta": "_meta"}):
     """A JSON object. Only the member matters that we would add."""
 
     meta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-_probe: Final = msgspec.json.Decoder(_Probe).decode
+_probe: Final = msgspec.json.Decoder(Probe).decode
 _UNSET: Final = msgspec.UNSET
 _CURE: Final = "give the topic the form envelope to hold any bytes"
 
@@ -135,7 +150,7 @@ def encode_batch(
     except (_Unfit, msgspec.MsgspecError, RecursionError):
         raise Refused(_find_bad(form, records)) from None
     content = b"".join(pieces)
-    if not _has_lines(content, count) or not _is_utf8(content):
+    if not _has_lines(content, count) or not is_utf8(content):
         raise Refused(_find_bad(form, records))
     return Lines(content, content.index(b"\n") + 1)
 
@@ -154,7 +169,8 @@ class _Unfit(Exception):
     """A record does not fit; `_find_bad` says why."""
 
 
-def _is_utf8(content: bytes) -> bool:
+def is_utf8(content: bytes) -> bool:
+    """Whether it is UTF-8."""
     if content.isascii():
         return True
     try:
@@ -165,9 +181,9 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _find_bad(form: Form, records: Sequence[Any]) -> list[BadRecord]:
-    """The first bad records of a batch that has some."""
+    """The bad records of a batch that has some."""
     whys = ((number, _why_not(form, record.value)) for number, record in enumerate(records))
-    return [*islice((BadRecord(number, why) for number, why in whys if why), _NAMED_MAX)]
+    return [BadRecord(number, why) for number, why in whys if why]
 
 
 def _why_not(form: Form, value: bytes | None) -> str:
@@ -180,7 +196,7 @@ def _why_not(form: Form, value: bytes | None) -> str:
         meta = _probe(value).meta
     except (msgspec.MsgspecError, RecursionError) as err:
         return f"the value is not a JSON object: {err} ({_CURE})"
-    if not _is_utf8(value):
+    if not is_utf8(value):
         return f"the value is not UTF-8 ({_CURE})"
     return "" if form is Form.PLAIN else _why_not_with_meta(value, meta)
 
@@ -269,8 +285,6 @@ def _encode_avro(
             schema_id, text = _avro_text(record.value, codecs)
         except DataError as err:
             bad.append(BadRecord(number, str(err)))
-            if len(bad) == _NAMED_MAX:
-                break
             continue
         size += len(text)
         if size > _AVRO_BYTES_MAX:
@@ -296,11 +310,11 @@ def _avro_text(value: bytes, codecs: Mapping[int, AvroCodec | str]) -> tuple[int
     return schema_id, codec.to_json(value)
 
 
-def schema_ids_of(block: bytes) -> set[int]:
+def schema_ids_of(block: Block) -> set[int]:
     """The ids of schemas that lines of the form `avro` name; 0: some name none."""
-    found = _SCHEMAS.findall(block)
+    found = _SCHEMAS.findall(*block)
     ids = {int(each) for each in found}
-    return ids | {0} if len(found) < block.count(b"\n") else ids
+    return ids | {0} if len(found) < block.content.count(b"\n", block.begin, block.end) else ids
 
 
 def _encode_plain(
@@ -372,7 +386,7 @@ class Decoded(NamedTuple):
 
 def decode_lines(
     form: Form,
-    block: bytes,
+    block: Block,
     add: Callable[[int, int, bytes | None, bytes | None, Headers], object],
     *,
     verdicts: Verdicts | None = None,
@@ -383,52 +397,51 @@ def decode_lines(
     """Give the records of lines to a builder.
 
     Args:
-        block: whole lines.
         add: takes offset (from the begin of `block`), timestamp, key, value and headers.
         verdicts: for consumers that read committed records only; None: all records count.
         base: offset of the block.
         else_ms: timestamp of records that have none.
         codecs: of the form `avro`, by id; that of 0 is for lines that name no schema.
     """
-    count, at = 0, 0
+    content, at, stop = block
+    count, base = 0, base - at
     # What lines without keys of one time have in common, from the flags to where the value goes on.
     common, value_at, common_ts = b"\n", 0, 0
-    is_json, none, view = form is Form.JSON, list[Any](), memoryview(block)
-    find, begins = block.find, block.startswith
-    while at < len(block):
+    is_json, none, view = form is Form.JSON, list[Any](), memoryview(content)
+    find, begins = content.find, content.startswith
+    while at < stop:
         end, begin, key, ts = find(b"\n", at), at + value_at, None, common_ts
-        if block[at + _FLAGS_AT : begin] != common or not begins(_BEGIN, at) or begin > end:
+        if content[at + _FLAGS_AT : begin] != common or not begins(_BEGIN, at) or begin > end:
             is_plain = (
                 begins(_BEGIN, at)
-                and block[at + _TS_AT : at + _META_AT] == _TS
-                and block[at + _FLAGS_AT : at + _FLAGS_AT + 2] == b"00"
+                and content[at + _TS_AT : at + _META_AT] == _TS
+                and content[at + _FLAGS_AT : at + _FLAGS_AT + 2] == b"00"
             )
-            found = _KEYED.match(block, at + _META_AT, end) if is_json and is_plain else None
+            found = _KEYED.match(content, at + _META_AT, end) if is_json and is_plain else None
             if found is None:
-                line = block[at:end]
+                line = content[at:end]
                 is_bare = not is_plain and codecs is None and b'"_meta"' not in line
                 is_shown = is_plain or is_bare or _is_line_shown(line, verdicts, base + end)
                 if is_shown is None:
                     break
                 if is_shown:
                     bare = else_ms, None, line, none
-                    add(end, *(bare if is_bare else _decode_line(form, line, else_ms, codecs)))
+                    decoded = bare if is_bare else _decode_line(form, line, else_ms, codecs)
+                    add(end - block.begin, *decoded)
                     count += 1
                 at = end + 1
                 continue
             ts, key, begin = int(found[1]), found[2], found.end()
-            if key is None and block[begin - 1] == _COMMA:
+            if key is None and content[begin - 1] == _COMMA:
                 value_at, common_ts = begin - at, ts
-                common = block[at + _FLAGS_AT : begin]
-        is_small = end - begin < _VIEW_BYTES
-        add(end, ts, key, b"{" + block[begin:end] if is_small else _opened(view[begin:end]), none)
+                common = content[at + _FLAGS_AT : begin]
+        if end - begin < _VIEW_BYTES:
+            value = b"{" + content[begin:end]
+        else:  # copied once
+            value = b"".join((b"{", view[begin:end]))
+        add(end - block.begin, ts, key, value, none)
         count, at = count + 1, end + 1
-    return Decoded(count, at)
-
-
-def _opened(members: memoryview) -> bytes:
-    """An object whose begin was cut off; large, so it is copied once."""
-    return b"".join((b"{", members))
+    return Decoded(count, at - block.begin)
 
 
 _Record = tuple[int, bytes | None, bytes | None, "Headers"]
@@ -478,17 +491,17 @@ def _is_shown(uuid: bytes, verdicts: Verdicts | None, offset: int) -> bool | Non
     return verdicts.of(producer, clock, offset)
 
 
-def has_marks(block: bytes) -> bool:
+def has_marks(block: Block) -> bool:
     """Whether lines may belong to transactions, or end one."""
-    if block.find(b"\n") < _LONG_BYTES:
-        return _MARK.search(block) is not None
-    at = 0  # most bytes of long lines need not be looked at
-    while at < len(block):
-        end = block.find(b"\n", at)
-        if not block.startswith(_BEGIN, at):
-            if _MARK.search(block, at, end):
+    content, at, stop = block
+    if block.first_bytes <= _LONG_BYTES:
+        return _MARK.search(*block) is not None
+    while at < stop:  # most bytes of long lines need not be looked at
+        end = content.find(b"\n", at)
+        if not content.startswith(_BEGIN, at):
+            if _MARK.search(content, at, end):
                 return True
-        elif block[at + _FLAGS_AT : at + _FLAGS_AT + 2] in _TXN_FLAGS:
+        elif content[at + _FLAGS_AT : at + _FLAGS_AT + 2] in _TXN_FLAGS:
             return True
         at = end + 1
     return False

@@ -3,7 +3,8 @@
 The register `kafka.seq.<producer id>` has ``<epoch>.<next>.<first>.<offset>``: the sequence number that follows, and of the last
 batch its first sequence number and the offset of its first record, negative if it is estimated. Behind these, of a producer with transactions,
 ``.<clock>.<acknowledged>.<open>.<transaction>``: the clock of its last message, and that up to which all has ended; where the
-transaction begins that is open, or -1; and the number of that one, or of the last one that ended. An append checks and sets them,
+transaction begins that is open, or -1; and the number of that one, or of the last one that ended. At the end ``/<first>.<offset>``
+of each of up to four batches before the last, the latest first: a client has up to five on their way. An append checks and sets them,
 so that a batch that is sent again is not appended again, and a transaction ends once, whichever gateway takes it, and after any crash.
 
 A producer without a register begins with sequence number 0: a batch before it may have failed, and comes again. The register
@@ -12,7 +13,7 @@ A producer without a register begins with sequence number 0: a batch before it m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from kio.schema.errors import ErrorCode
@@ -30,9 +31,9 @@ PRODUCERS_MAX: Final = 64
 """A journal forgets the producer that was longest silent, as Kafka forgets them after a time."""
 
 _MASK: Final = (1 << 31) - 1
-_HALF: Final = 1 << 30
 _PRODUCER_MASK: Final = (1 << 40) - 1
 _PARTS: Final = (4, 8)
+_BEFORE_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,22 @@ class Sequence:
     acknowledged: int = 0
     open: int = -1
     transaction: int = 0
+    before: tuple[tuple[int, int], ...] = field(default=(), kw_only=True)
+    """First sequence number and offset of the batches before the last, the latest first; of the same transaction, if there are any."""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """The sequence of a register's value; None: it is malformed."""
+        text, *others = text.split("/")
         parts = text.split(".")
         if len(parts) not in _PARTS:
             return None
         try:
-            return cls(*map(int, parts))
+            found = cls(*map(int, parts))
+            if not others:
+                return found
+            pairs = (other.split(".") for other in others)
+            return replace(found, before=tuple((int(first), int(at)) for first, at in pairs))
         except ValueError:
             return None
 
@@ -64,7 +72,20 @@ class Sequence:
         parts = [self.epoch, self.next, self.first, self.offset]
         if self.clock:
             parts += [self.clock, self.acknowledged, self.open, self.transaction]
-        return ".".join(map(str, parts))
+        return ".".join(map(str, parts)) + "".join(f"/{first}.{at}" for first, at in self.before)
+
+    def batches(self) -> tuple[tuple[int, int], ...]:
+        """First sequence number and offset of the last batches, the latest first."""
+        return () if self.first < 0 else ((self.first, self.offset), *self.before)
+
+    def offset_of(self, claim: Claim) -> int | None:
+        """Where one of the last batches was appended; -1: that is not known any more; None: it is none of them."""
+        end = self.next
+        for first, offset in self.batches():
+            if (first, end) == (claim.first, claim.next):
+                return max(offset, -1)
+            end = first
+        return None
 
 
 class Claim(NamedTuple):
@@ -152,10 +173,9 @@ class Sequences:
             return
         if claim.first == former.next:
             return
-        if claim.first == former.first and claim.next == former.next:
-            raise Duplicate(max(former.offset, -1))
-        if (former.next - claim.next) & _MASK < _HALF:
-            raise Duplicate(-1)
+        offset = former.offset_of(claim)
+        if offset is not None:
+            raise Duplicate(offset)
         raise out_of_order(claim, former.next)
 
     def edit(self) -> Edit:
@@ -202,6 +222,9 @@ class Edit:
             # The batch that had these numbers belongs to a transaction that has ended: this is another one.
             raise out_of_order(claim, former.next) from None
         after = Sequence(claim.epoch, claim.next, claim.first, offset)
+        if former is not None and former.next == claim.first and former.epoch == claim.epoch:
+            is_same = transaction == former.transaction
+            after = replace(after, before=former.batches()[:_BEFORE_MAX] if is_same else ())
         first, last = clocks
         if last:
             begin, acknowledged = abs(offset), first - 1

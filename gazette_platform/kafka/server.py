@@ -41,10 +41,11 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.network import HostGuard
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol.auth import Unauthenticated
+from gazette_platform.serving.local import LocalChannel
 from gazette_platform.serving.sockets import BACKLOG, listen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from ssl import SSLContext
 
     from gazette_platform.broker.serve import Broker
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.serving.auth import Authenticator
+    from gazette_platform.serving.interface import ClientChannel
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class KafkaServer:
         auth: verifies the tokens of clients.
         tls: of the port; None: it is plain.
         guard: of requests for schemas that foreign pages make.
+        channels: by endpoint, of brokers in this process.
         broker: zone and suffix of the broker whose process this is; empty: none.
     """
 
@@ -97,6 +100,7 @@ class KafkaServer:
         clock: Clock,
         faults: Faults,
         guard: HostGuard,
+        channels: Mapping[str, ClientChannel] | None = None,
         broker: str = "",
     ) -> None:
         self._config = config
@@ -109,7 +113,7 @@ class KafkaServer:
         self.registry = Registry(
             config, etcd, etcd_prefix, auth=auth, tls=tls, guard=guard, tasks=self._tasks
         )
-        self._client = AsyncClient(brokers, clock=clock)
+        self._client = AsyncClient(brokers, clock=clock, channels=channels)
         self._auth = auth
         self._tls = tls
         self._clock = clock
@@ -339,6 +343,11 @@ class BrokerWithKafka:
     async def start_kafka(self) -> KafkaServer:
         """Start the gateway of a broker that serves. Raises: SetupError; EtcdError."""
         broker, served = self.broker, self.broker.config
+        channel = LocalChannel(
+            broker.service.rpcs.values(),
+            broker.metrics.calls,
+            recv_bytes_max=served.max_grpc_recv_size,
+        )
 
         def path(file: object) -> str:
             return "" if file is None else str(file)
@@ -363,6 +372,7 @@ class BrokerWithKafka:
                 {*served.host_names, self._config.host, self._config.address(0)[0]},
                 served.allow_origin,
             ),
+            channels={broker.endpoint: channel},
             broker=broker.context.process_id.name,
             tls=None if served.server_cert_file is None else served.server_tls.server_context(),
         )

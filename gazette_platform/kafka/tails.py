@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import TYPE_CHECKING, Any, Final, final
 
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import GazetteError, OffsetJump, StatusError
 from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.records import decode_lines
+from gazette_platform.kafka.records import Block, decode_lines
 from gazette_platform.kafka.sequences import Sequences
 from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol.auth import Capability
@@ -34,6 +35,9 @@ _AHEAD_BYTES: Final = 2 << 20
 _TOTAL_BYTES: Final = 256 << 20
 _BACK_BYTES: Final = 64 << 10
 _NEWLINE: Final = b"\n"
+_LINE_END: Final = re.compile(_NEWLINE)  # which can be searched for in a view
+# Smaller pieces are copied: a view keeps a message, and is as large.
+_VIEW_BYTES: Final = 4 << 10
 # A line may have this many bytes for one of a record: JSON writes some characters as \u0001.
 _GROWTH: Final = 6
 _LINE_REST_BYTES: Final = 1 << 10
@@ -78,9 +82,13 @@ class Tail:
         self._gateway = gateway
         self._ahead = ahead
         self._stirred = stirred
-        self._pieces: list[bytes] = []
-        self._held = 0  # bytes of all pieces
-        self._lines_end = 0  # up to where they are whole lines
+        self._content = b""  # has whole lines, which are given
+        self._at = 0  # what of it was let go
+        self._lines_end = 0  # up to where it has whole lines
+        self._pieces: list[bytes | memoryview] = []  # what comes after it
+        self._pieces_bytes = 0
+        self._has_more = False  # lines that end in them
+        self._counted = 0  # bytes, by the process
         self._head = 0
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -164,44 +172,58 @@ class Tail:
         return True
 
     def _take(self, piece: bytes | memoryview) -> None:
-        content = bytes(piece)
-        newline = content.rfind(_NEWLINE)
-        if newline >= 0:
-            self._lines_end = self._held + newline + 1
+        self._pieces.append(piece if len(piece) >= _VIEW_BYTES else bytes(piece))
+        self._pieces_bytes += len(piece)
+        self._count()
+        if _LINE_END.search(piece):
+            self._has_more = True
             self._stirred.set()
-        self._pieces.append(content)
-        self._hold(self._held + len(content))
 
-    def _hold(self, size: int) -> None:
-        self._ahead.held += size - self._held
-        self._held = size
+    @property
+    def _held(self) -> int:
+        return len(self._content) - self._at + self._pieces_bytes
 
-    def _whole(self) -> bytes:
-        """All that is held, as one piece."""
-        if len(self._pieces) != 1:
-            self._pieces = [b"".join(self._pieces)]
-        return self._pieces[0]
+    def _count(self) -> None:
+        """Note what is in memory."""
+        size = len(self._content) + self._pieces_bytes
+        self._ahead.held += size - self._counted
+        self._counted = size
+
+    def _join(self) -> None:
+        """Add lines that end in the pieces. Bytes of long lines are copied once, and of others little more."""
+        if self._has_more:
+            rest = memoryview(self._content)[self._at :]
+            self._set(b"".join((rest, *self._pieces)))
+
+    def _set(self, content: bytes) -> None:
+        """Hold this, and no more."""
+        self._content, self._at, self._lines_end = content, 0, content.rfind(_NEWLINE) + 1
+        self._pieces, self._pieces_bytes, self._has_more = [], 0, False
+        self._count()
 
     async def _jump(self, offset: int) -> None:
         """Content is gone: what follows begins at `offset`. The lines before it are given first."""
-        self._pieces = [self._whole()[: self._lines_end]]
-        self._hold(self._lines_end)
-        while self._lines_end:
+        self._join()
+        self._set(self._content[self._at : self._lines_end])
+        while self._content:
             self._room.clear()
             await self._room.wait()
         self.position = offset
 
     def _is_full(self) -> bool:
-        if not self._lines_end:
-            if self._held <= self._line_max:
-                return False
-            raise KafkaError(ErrorCode.corrupt_message, f"{self.journal}: a line is too long")
-        return self._held >= _AHEAD_BYTES or self._ahead.is_full
+        if self._held < _AHEAD_BYTES and not self._ahead.is_full:
+            return False
+        if self.available:
+            return True
+        if self._held <= self._line_max:
+            return False
+        raise KafkaError(ErrorCode.corrupt_message, f"{self.journal}: a line is too long")
 
     @property
     def available(self) -> int:
         """Bytes of whole lines that are held."""
-        return self._lines_end
+        self._join()
+        return self._lines_end - self._at
 
     @property
     def head(self) -> int:
@@ -210,40 +232,41 @@ class Tail:
 
     def check(self) -> None:
         """Raises: GazetteError: the read has failed, and all that it gave was taken."""
-        if self._error is not None and not self._lines_end:
+        if self._error is not None and not self.available:
             raise self._error
 
-    def lines(self, size: int, *, one: bool) -> bytes:
+    def lines(self, size: int, *, one: bool) -> Block:
         """Whole lines from `position` on, which stay held until `advance`.
 
         Args:
             size: bytes at most.
             one: whether to give the first line even if it is larger.
         """
-        end, content = self._lines_end, self._whole()
-        if end > size:
-            end = content.rfind(_NEWLINE, 0, max(0, size)) + 1
-            if not end and one:
-                end = content.find(_NEWLINE) + 1
-        return content[:end]
+        at, end = self._at, self._lines_end
+        if self._has_more and end - at < size:
+            self._join()
+            at, end = self._at, self._lines_end
+        content = self._content
+        if end - at > size:
+            end = content.rfind(_NEWLINE, at, at + max(0, size)) + 1
+            if not end:
+                end = content.find(_NEWLINE, at) + 1 if one else at
+        return Block(content, at, end)
 
     def advance(self, size: int) -> None:
         """Let go of the first bytes."""
-        self._drop(size)
+        self._at += size
+        if self._at == self._lines_end:
+            rest = self._content[self._at :]
+            self._content, self._at, self._lines_end = rest, 0, 0
+            self._count()
         self.position += size
         self.wanted = self.position
-
-    def _drop(self, size: int) -> None:
-        self._pieces = [self._whole()[size:]]
-        self._lines_end = max(0, self._lines_end - size)
-        self._hold(self._held - size)
         self._room.set()
 
     def close(self) -> None:
         """End the read."""
-        self._pieces = []
-        self._lines_end = 0
-        self._hold(0)
+        self._set(b"")
         if self._task is not None:
             self._task.cancel()
 
@@ -388,7 +411,7 @@ class Offsets:
                     raise KafkaError(ErrorCode.corrupt_message, "a line is too long")
                 held += chunk
                 end = held.rfind(b"\n") + 1
-                decode_lines(partition.form, held[:end], look)
+                decode_lines(partition.form, Block(held, 0, end), look)
                 position, held = position + end, held[end:]
         return best
 

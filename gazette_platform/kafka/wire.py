@@ -26,7 +26,8 @@ from kio.serial import entity_reader, entity_writer
 
 from gazette_platform.errors import DataError, GazetteError
 from gazette_platform.kafka.access import Access
-from gazette_platform.kafka.bounds import PARTS_MAX, has_many_parts, parts_of
+from gazette_platform.kafka.bounds import parts_of
+from gazette_platform.kafka.produce_wire import PARTS_MAX, Appended
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
@@ -77,6 +78,8 @@ class Api(NamedTuple):
     handle: Handler
     said_least: int | None = None
     """The least version that ApiVersions lists, if it is lower than what works."""
+    read: Callable[[bytes, int], Any] | None = None
+    """Reads frames of a version in place of `kio`; what it gives has the client id, too."""
 
 
 class Part(Protocol):
@@ -216,8 +219,11 @@ def read_head(frame: bytes) -> Head:
 def read_call(api: Api, frame: bytes, peer: Peer) -> Call:
     """The call of a frame, whose version the API has. Raises: Malformed."""
     head = read_head(frame)
-    kind = message_class(api.name, head.version, "request")
     try:
+        if api.read is not None:
+            request = api.read(frame, head.version)
+            return Call(api, head, request.client_id, request, peer)
+        kind = message_class(api.name, head.version, "request")
         header, size = entity_reader(kind.__header_schema__)(frame, 0)
         request, _ = entity_reader(kind)(
             frame, size
@@ -237,6 +243,15 @@ def answer_bytes(correlation_id: int, answer: Any) -> bytes:
     entity_writer(type(answer))(buffer, answer)
     size = _SIZE.pack(sum(map(len, buffer.pieces)))
     return b"".join((size, *buffer.pieces))
+
+
+def _encoded(call: Call, answer: Any, wait_s: float) -> bytes:
+    """The frame of an answer, with the time that the client has to wait."""
+    if isinstance(answer, Appended):
+        return answer.frame(call.correlation_id, wait_s)
+    if wait_s:
+        answer = dataclasses.replace(answer, throttle_time=timedelta(seconds=wait_s))
+    return answer_bytes(call.correlation_id, answer)
 
 
 @final
@@ -485,7 +500,7 @@ class Connection:
             self._metrics.closed("unsupported" if api is None else api.name)
             raise Malformed(f"request {head.key} of version {head.version} is not supported")
         try:
-            self._admit(api, frame, head.version)
+            self._admit(api, frame)
             call = read_call(api, frame, self.peer)
         except Malformed:
             self._metrics.closed(api.name)
@@ -503,7 +518,7 @@ class Connection:
             self._logged_in()
         return call, answer
 
-    def _admit(self, api: Api, frame: bytes, version: int) -> None:
+    def _admit(self, api: Api, frame: bytes) -> None:
         """Raises: Malformed: the client may not send this now."""
         if self._access.is_closed and api.key not in LOGIN:
             raise Malformed(f"{api.name}: {self._access.why}")
@@ -511,8 +526,6 @@ class Connection:
             raise Malformed(f"{api.name} is not served while there are keys")
         if len(frame) > _OTHERS_BYTES_MAX and api.key != PRODUCE:
             raise Malformed(f"{api.name}: a request of {len(frame)} bytes")
-        if len(frame) > _OTHERS_BYTES_MAX and has_many_parts(frame, version):
-            raise Malformed(f"{api.name}: a request has more than {PARTS_MAX} parts")
 
     def _raw_login(self, content: bytes) -> bytes:
         """A login without a request around it, as it follows a SaslHandshake of version 0."""
@@ -552,11 +565,9 @@ class Connection:
             if call is not None:
                 self._metrics.answered(call.api.name, answer)
             if answer is not None:
-                if wait_s:
-                    answer = dataclasses.replace(answer, throttle_time=timedelta(seconds=wait_s))
                 if self._writer.is_closing():  # uvloop refuses to write then
                     raise ConnectionResetError("the client has left")
-                encoded = answer if call is None else answer_bytes(call.correlation_id, answer)
+                encoded = answer if call is None else _encoded(call, answer, wait_s)
                 self._writer.write(encoded)
                 async with asyncio.timeout(self._config.idle_s):
                     await self._writer.drain()

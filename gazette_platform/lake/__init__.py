@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from gazette_platform.lake.engines.spark import running_session, start_session
     from gazette_platform.lake.engines.trino import TrinoSession
     from gazette_platform.lake.raw.account_book import PartitionAccount
-    from gazette_platform.lake.raw.audits.audit import Audit, Auditor
+    from gazette_platform.lake.raw.audits.consistency import Audit, Auditor
     from gazette_platform.lake.raw.audits.fit import (
         FitChecker,
         json_columns,
         missing_columns,
         without_columns,
     )
-    from gazette_platform.lake.raw.fragment_counting import PartitionUpdate
     from gazette_platform.lake.raw.listing import SweepPoint
+    from gazette_platform.lake.raw.partition_updates import PartitionUpdate
     from gazette_platform.lake.raw.planning import JournalCursor, Limits, RegistrationCursor
-    from gazette_platform.lake.raw.pruning import Look, Shrinker
     from gazette_platform.lake.raw.reconcile import Finding, FindingKind
     from gazette_platform.lake.raw.registration import JournalProgress, Registrar, TableReport
     from gazette_platform.lake.raw.repair import MovedFile, Repair, Repairer
+    from gazette_platform.lake.raw.shrinking import Look, Shrinker
     from gazette_platform.lake.raw.views import ensure_views, excluded_files
     from gazette_platform.lake.reading.source import BrokerSource, FragmentSource, all_fragments
     from gazette_platform.lake.settings import LakeSettings
@@ -90,9 +90,9 @@ __all__ = [
 _HOMES = {
     "engines.spark": "running_session start_session",
     "engines.trino": "TrinoSession",
-    "raw.fragment_counting": "PartitionUpdate",
+    "raw.partition_updates": "PartitionUpdate",
     "raw.account_book": "PartitionAccount",
-    "raw.audits.audit": "Audit Auditor",
+    "raw.audits.consistency": "Audit Auditor",
     "raw.views": "ensure_views excluded_files",
     "raw.reconcile": "Finding FindingKind",
     "raw.audits.fit": "FitChecker json_columns missing_columns without_columns",
@@ -102,7 +102,7 @@ _HOMES = {
     "raw.registration": "JournalProgress Registrar TableReport",
     "raw.repair": "MovedFile Repair Repairer",
     "settings": "LakeSettings",
-    "raw.pruning": "Look Shrinker",
+    "raw.shrinking": "Look Shrinker",
     "reading.source": "BrokerSource FragmentSource all_fragments",
     "spec.folder": "RefusedSpec SpecFolder load_table_specs read_spec_folder",
     "spec.table_spec": "TableSpec parse_table_spec",

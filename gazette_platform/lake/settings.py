@@ -27,7 +27,7 @@ variable of its own, which wins:
 | GAZETTE_FRAGMENT_SENSORS | sensors that share out the tables, 1 to 32 | ``1`` |
 
 Logins at Trino, or a catalog, are not part of it, since settings are shown: see `gazette_platform.lake.engines.trino.TrinoLogin` and
-`gazette_platform.lake.catalogs`.
+`gazette_platform.lake.catalog_settings`.
 
 `S3Access` says how Spark, the Hive Metastore and Trino reach the S3 store that a fragment store's URL names. All three find
 credentials as every AWS tool does: in the environment, a profile, a role. No setting here holds any.
@@ -43,7 +43,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 from urllib.parse import quote
 
 from gazette_platform.errors import SetupError, ValidationError
-from gazette_platform.lake.catalogs import HIVE, ICEBERG, VARIABLE, IcebergCatalog, TrinoCatalogs
+from gazette_platform.lake.catalog_settings import (
+    HIVE,
+    ICEBERG,
+    VARIABLE,
+    IcebergCatalog,
+    TrinoCatalogs,
+)
 from gazette_platform.lake.spec.layout import StoreRoots
 from gazette_platform.protocol import parse_store_url
 

@@ -132,7 +132,7 @@ _GC_THRESHOLDS = (10_000, 20, 100)
 _LOOK_S = 5.0
 _IDLE_CORES_MAX = 0.25
 _GROWTH_BYTES_MIN = 4 << 20
-_VAIN_LOOKS_MAX = 24
+_VAIN_PAUSES_MAX = 24
 
 
 def tune_malloc() -> None:
@@ -179,18 +179,22 @@ async def give_back_when_idle(
     if trim is None:
         return
     loop = asyncio.get_running_loop()
-    least, pause_s = resident_bytes(), look_s
+    least = left = resident_bytes()
+    again_at, pause_s = 0.0, look_s
     while True:
         began, used_s = loop.time(), _cpu_s()
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(look_s)
         is_idle = _cpu_s() - used_s < idle_cores_max * (loop.time() - began)
         grown = resident_bytes()
-        if is_idle and grown - least >= _GROWTH_BYTES_MIN:
+        # What turned out to be in use may be freed later, and nothing shows that. So it is tried again, but ever
+        # more rarely, unless there is more by now.
+        is_due = grown - left >= _GROWTH_BYTES_MIN or loop.time() >= again_at
+        if is_idle and is_due and grown - least >= _GROWTH_BYTES_MIN:
             await run_in(executor, trim, 0)
-            # What is in use may be freed later, and nothing shows that: so look again, but ever
-            # more rarely.
-            is_vain = grown - resident_bytes() < _GROWTH_BYTES_MIN // 2
-            pause_s = min(pause_s * 2, _VAIN_LOOKS_MAX * look_s) if is_vain else look_s
+            left = resident_bytes()
+            is_vain = grown - left < _GROWTH_BYTES_MIN // 2
+            pause_s = min(pause_s * 2, _VAIN_PAUSES_MAX * look_s) if is_vain else look_s
+            again_at = loop.time() + pause_s
         least = min(least, resident_bytes())
 
 

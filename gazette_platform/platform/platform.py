@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import SetupError, ValidationError
-from gazette_platform.lake.catalogs import HIVE, ICEBERG, VARIABLE, CatalogLogin, IcebergCatalog
+from gazette_platform.lake.catalog_settings import (
+    HIVE,
+    ICEBERG,
+    VARIABLE,
+    CatalogLogin,
+    IcebergCatalog,
+)
 from gazette_platform.lake.engines.spark import PROVIDED, is_local
 from gazette_platform.lake.settings import S3Access
 from gazette_platform.ops.extras import required

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from gazette_platform.lake.catalogs import CatalogLogin, IcebergCatalog
+    from gazette_platform.lake.catalog_settings import CatalogLogin, IcebergCatalog
     from gazette_platform.lake.settings import S3Access
     from gazette_platform.platform.layout import PlatformDir
 

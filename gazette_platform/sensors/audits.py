@@ -32,11 +32,11 @@ from gazette_platform.lake import (
     missing_columns,
     without_columns,
 )
-from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.catalog_settings import HIVE
 from gazette_platform.lake.raw.account_book import partition_accounts
-from gazette_platform.lake.raw.audits.findings import PartitionFit, partition_fit, table_finding
 from gazette_platform.lake.raw.audits.fit import is_of_spec
-from gazette_platform.lake.raw.audits.status import partition_standings
+from gazette_platform.lake.raw.audits.fit_summary import PartitionFit, partition_fit, table_finding
+from gazette_platform.lake.raw.audits.registration_status import partition_standings
 from gazette_platform.lake.raw.tables import text_columns
 
 if TYPE_CHECKING:

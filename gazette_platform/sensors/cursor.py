@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import JournalCursor, RegistrationCursor, SweepPoint
-from gazette_platform.lake.raw.audits.status import STALLED_S
+from gazette_platform.lake.raw.audits.registration_status import STALLED_S
 from gazette_platform.lake.raw.planning import no_cursor
 from gazette_platform.ops.text import SECOND_NS, format_duration
 from gazette_platform.sensors.audits import AuditState

@@ -32,7 +32,7 @@ from gazette_platform.assets.raw import (
     time_partition,
 )
 from gazette_platform.lake import PartitionColumn, partition_key
-from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.catalog_settings import HIVE
 from gazette_platform.lake.engines.trino import partition_query
 from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.text import counted

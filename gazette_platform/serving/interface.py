@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Final, Protocol
 
+from typing_extensions import override
+
 from gazette_platform.errors import GazetteError
 
 ASK_AGAIN: Final = "; ask again"
@@ -243,11 +245,13 @@ PEER_LEFT: Final = "the peer has left the cluster"
 
 
 class Condition(IntEnum):
-    """What is known of the connection to another process; a smaller value is better."""
+    """What is known of the connection to a process; a smaller value is better."""
 
-    READY = 0
-    UNKNOWN = 1
-    FAILED = 2
+    HERE = 0
+    """It is this process itself."""
+    READY = 1
+    UNKNOWN = 2
+    FAILED = 3
 
 
 def brief_details(details: str) -> str:
@@ -330,4 +334,60 @@ class OutgoingChannel(Protocol):
 
     async def close(self) -> None:
         """Close the connection, and end its calls."""
+        ...
+
+
+class ClientCall(OutgoingCall, Protocol):
+    """A call that may have a deadline.
+
+    Attributes:
+        is_over: whether its status is known.
+        has_expired: whether it was ended by `expire_in`.
+        on_over: called once its status is known.
+    """
+
+    is_over: bool
+    has_expired: bool
+    on_over: Callable[[], object] | None
+
+    def expire_in(self, timeout_s: float | None) -> None:
+        """Set the deadline, which the other side does not learn; None: there is none any more."""
+        ...
+
+
+class ClientChannel(OutgoingChannel, Protocol):
+    """As clients have it."""
+
+    @override
+    def call(
+        self,
+        method: str,
+        kind: Kind,
+        metadata: Sequence[tuple[str, str]] = (),
+        request: bytes | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> ClientCall:
+        """Begin a call, as `OutgoingChannel` has it.
+
+        Args:
+            timeout_s: seconds until its deadline, which the other side learns.
+        """
+        ...
+
+    async def connected(self) -> bool:
+        """Wait until there is a connection, or an attempt to make one has failed.
+
+        Returns: whether there is one.
+        Cancellation: safe.
+        """
+        ...
+
+    @override
+    async def close(self, why: str = PEER_LEFT) -> None:
+        """Close the connection, and end its calls.
+
+        Args:
+            why: text of the errors of its calls.
+        """
         ...

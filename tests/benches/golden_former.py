@@ -1,4 +1,4 @@
-"""What a former version left behind, whole: keys of etcd, spools, fragments, a typed table, a metastore, a sensor's cursor.
+"""What a former version left behind, whole: etcd's keys, spools, fragments, a typed table, a rollup, a metastore, a cursor.
 
 python tests/benches/golden_former.py VERSION    writes tests/unit/data/golden_former/VERSION, of the code at hand
 
@@ -12,6 +12,7 @@ tests/unit/data/golden_former/<version>/
     iceberg/          typed table and quarantine, as below the folder /golden-former
     metastore.json    raw tables and their partitions, in Thrift's JSON, likewise
     cursor.txt        of the sensor of fragments
+    rollup/           a rollup in warehouse/, and metastore.json with its raw table
     golden.json       what is to be found in all that
 """
 
@@ -36,6 +37,7 @@ from typing import Final
 import fastavro
 from dagster_instances import new_instance
 from pyiceberg.catalog.sql import SqlCatalog
+from rollup_bench import Lake
 from sensor_platform import SensorPlatform, line
 from thrift.protocol.TJSONProtocol import TJSONProtocolFactory
 from thrift.TSerialization import deserialize, serialize
@@ -304,6 +306,34 @@ def restore_metastore(thrift, dump, root):
     thrift.added = 0
 
 
+# ------------------------------------------------------------------ rollups
+
+
+def orders_of_shops(lake):
+    """What the rollup was made of: three slices, one of them of two fragments."""
+    return lake.publish(("a", 5), ("a", 6), ("a", 6), ("b", 5))
+
+
+def write_rollup(out, folder):
+    folder.mkdir()
+    lake = Lake(folder)
+    orders_of_shops(lake)
+    lake.run()
+    move_iceberg(folder / "warehouse", out / "warehouse", str(folder), PLACE)
+    dump = dump_metastore(lake.metastore.thrift, folder)
+    (out / "metastore.json").write_text(json.dumps(dump, indent=1) + "\n")
+
+
+def restore_rollup(data, folder):
+    """What the former version made, and the files that it was made of. Returns: the lake."""
+    lake = Lake(folder)
+    dump = json.loads((data / "rollup" / "metastore.json").read_text())
+    restore_metastore(lake.metastore.thrift, dump, folder)
+    move_iceberg(data / "rollup" / "warehouse", folder / "warehouse", PLACE, str(folder))
+    orders_of_shops(lake)
+    return lake
+
+
 # ------------------------------------------------------------------ all
 
 
@@ -382,6 +412,7 @@ def main(version):
         made.mkdir()
         found = write_brokers(made, folder, etcd)
         write_sensor(made, folder / "sensor")
+        write_rollup(made / "rollup", folder / "rollup")
         (made / "golden.json").write_text(json.dumps(found) + "\n")
         shutil.copytree(made, out)
     print(f"{out.relative_to(ROOT)} written")

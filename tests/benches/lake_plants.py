@@ -6,11 +6,11 @@ from typing import Any
 
 from gazette_platform.fragment import index
 from gazette_platform.lake.raw import (
-    fragment_counting,
     listing,
+    partition_updates,
     planning as progress,
-    pruning as shrinking,
     registration,
+    shrinking,
 )
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import Judgement
@@ -75,8 +75,8 @@ def let_fragments_be_old() -> None:
 def count_again() -> None:
     """Counts fragments whatever accounts hold, so that each new beginning counts them again."""
     covers = PartitionState.covers
-    count: Any = fragment_counting.Accountant._count
-    update: Any = fragment_counting._update
+    count: Any = partition_updates.Accountant._count
+    update: Any = partition_updates._update
 
     def blindly(function: Any) -> Any:
         def planted(*args: Any) -> Any:
@@ -88,8 +88,8 @@ def count_again() -> None:
 
         return planted
 
-    fragment_counting.Accountant._count = blindly(count)  # type: ignore[method-assign]
-    fragment_counting._update = blindly(update)
+    partition_updates.Accountant._count = blindly(count)  # type: ignore[method-assign]
+    partition_updates._update = blindly(update)
 
 
 def hide_nothing() -> None:

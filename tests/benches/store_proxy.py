@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from contextlib import asynccontextmanager
 from enum import Enum, auto
@@ -23,6 +24,7 @@ __all__ = ["Fault", "StoreProxy", "store_proxy"]
 _BYTES_MAX = 256 << 20
 _SLOW_PIECES = 20
 _SLOW_S = 0.1
+_LIES_SHARE = 0.5
 
 
 class Fault(Enum):
@@ -46,7 +48,7 @@ class Fault(Enum):
     ODD_LIST = auto()
     """Listings are answered 200, with an error in place of a listing."""
     LYING_LISTS = auto()
-    """Every second listing of a folder is answered 200, with something that is not a listing, each time another."""
+    """About every second listing of a folder is answered 200, with something that is not a listing, each time another."""
     STALE_LIST = auto()
     """Listings are answered as they were when they were asked first."""
 
@@ -67,7 +69,8 @@ class StoreProxy:
         self._upstream = upstream
         self._session = session
         self.lies: Counter[str] = Counter()
-        self._asked: Counter[str] = Counter()
+        self._asked: set[str] = set()
+        self._dice = random.Random(31)
         self._lists: dict[str, tuple[int, dict[str, str], bytes]] = {}
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -112,8 +115,10 @@ class StoreProxy:
         if fault is not Fault.LYING_LISTS:
             return None
         folder = request.query.get("prefix", "")
-        self._asked[folder] += 1
-        if self._asked[folder] % 2:
+        # By chance: whoever needs two listings one after the other would never have both, if each second one were a lie.
+        is_first = folder not in self._asked
+        self._asked.add(folder)
+        if is_first or self._dice.random() >= _LIES_SHARE:
             return None
         odd = [*odd_of_s3(request.path.strip("/"), folder).values()]
         text = odd[self.lies[folder] % len(odd)]

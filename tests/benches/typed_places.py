@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from typed_world import spec
 
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.catalogs import CatalogLogin, IcebergCatalog
+from gazette_platform.lake.catalog_settings import CatalogLogin, IcebergCatalog
 from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.iceberg.rest_catalog import rest_catalog
 from gazette_platform.lake.iceberg.sql_catalog import sql_catalog

@@ -5,7 +5,7 @@ import json
 from typed_merges import PythonMerger
 
 from gazette_platform import Change
-from gazette_platform.lake.catalogs import IcebergCatalog
+from gazette_platform.lake.catalog_settings import IcebergCatalog
 from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.settings import LakeSettings

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
 
 import pytest
 from journal_specs import journal_spec
@@ -16,7 +17,10 @@ from gazette_platform.broker.etcd_records import read_record, write_record
 from gazette_platform.broker.journal import claims, replica as replicas
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.testing.local import read_all
+from gazette_platform.errors import EtcdError
+from gazette_platform.keyspace import encode_broker_spec, member_key
+from gazette_platform.protocol import BrokerSpec, ProcessId
+from gazette_platform.testing.local import LocalBrokers, read_all
 from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
@@ -65,13 +69,17 @@ async def with_more_at_one(cluster, tmp_path, *, is_closed=False):
 async def with_lost_leases(cluster, tmp_path, **options):
     """As `with_more_at_one`, and both have lost their leases then."""
     primary, other = await with_more_at_one(cluster, tmp_path, **options)
+    await lose_leases(primary, other)
+    return primary, other
+
+
+async def lose_leases(primary, other):
     # As one that is starved: nothing of what they do next reaches the other.
     await primary._server.stop(grace_s=0.0)
     await asyncio.gather(primary._lease.revoke(), other._lease.revoke())
     async with asyncio.timeout(patient(10)):
         await other.failed.wait()
     await primary.abandon()
-    return primary, other
 
 
 def zone_of(broker):
@@ -205,7 +213,9 @@ async def test_where_spools_end_is_said_some_at_a_time(cluster, tmp_path, tasks,
 
     with monkeypatch.context() as patch:
         patch.setattr(claims, "_END_TURN_S", 0.1)
-        await say_end()  # what it has is stored all the same
+        await say_end()
+    held = context.persister._held.pop(replica(broker).spool.tenure, None)
+    assert (held is None) == replica(broker).is_primary, "all holders have what a primary has"
     saying = tasks.spawn(say_end(), name="say end")
     await stays(lambda: not saying.done(), for_s=0.2)
     assert await head() is None
@@ -225,3 +235,123 @@ async def test_what_a_replica_stores_as_it_leaves_does_not_stop_appends(cluster,
     back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
     async with client(back) as one:
         assert (await one.append(JOURNAL, b", and after")).begin == 12
+
+
+# ---------------------------------------------------------------------------- etcd is away
+@pytest.fixture
+async def own_cluster(own_etcd_server, tmp_path):
+    """Brokers whose etcd ends when a test says so."""
+    endpoint = own_etcd_server.endpoint
+    async with LocalBrokers(tmp_path, etcd=endpoint, prefix="/ends") as cluster:
+        yield cluster
+
+
+async def without_etcd(etcd, *brokers):
+    etcd.kill()
+    async with asyncio.timeout(patient(20)):
+        for broker in brokers:
+            await broker.failed.wait()
+
+
+async def test_what_could_not_be_said_is_not_stored(own_cluster, own_etcd_server, tmp_path, caplog):
+    """Else the journal would go on below what is stored, and appends would wait for an operator."""
+    cluster = own_cluster
+    primary, other = await with_more_at_one(cluster, tmp_path)
+    await without_etcd(own_etcd_server, primary, other)
+    async with asyncio.timeout(patient(30)):
+        await asyncio.gather(primary.fail(), other.fail())
+    assert stored(cluster) == [b"content"], "what a primary has, all holders have"
+    await asyncio.to_thread(own_etcd_server.start)
+    back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
+    async with client(back) as one:
+        assert (await one.append(JOURNAL, b", others")).begin == 7
+    await start(cluster, tmp_path, zone_of(other))
+    await eventually(lambda: f"{JOURNAL}: content [7, 12)" in caplog.text)
+    assert await read_all(cluster.stub(back), JOURNAL) == b"content, others"
+
+
+async def test_what_only_the_next_process_can_say_is_stored_by_it(
+    own_cluster, own_etcd_server, tmp_path
+):
+    cluster = own_cluster
+    primary, other = await with_more_at_one(cluster, tmp_path)
+    await without_etcd(own_etcd_server, primary, other)
+    await primary.abandon()
+    shutil.rmtree(primary.config.spool_dir)
+    async with asyncio.timeout(patient(30)):
+        left = await other.fail()
+    assert (stored(cluster), [(one.begin, one.end) for one in left]) == ([], [(0, 12)])
+    await asyncio.to_thread(own_etcd_server.start)
+    back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(other), "c")]
+    async with client(back) as one:
+        assert (await one.append(JOURNAL, b", and after")).begin == 12
+        assert await one.flush(f"name={JOURNAL}") == {JOURNAL: 23}
+    assert b"".join(stored(cluster)) == b"content more, and after"
+
+
+async def test_it_is_said_and_stored_once_etcd_is_back(
+    own_cluster, own_etcd_server, tmp_path, tasks
+):
+    cluster = own_cluster
+    primary, other = await with_more_at_one(cluster, tmp_path)
+    other.config = dataclasses.replace(other.config, drain_timeout_s=None)
+    await without_etcd(own_etcd_server, primary, other)
+    await primary.abandon()
+    failing = tasks.spawn(other.fail(), name="fail")
+    await eventually(lambda: other._persister._held)
+    assert stored(cluster) == []
+    await asyncio.to_thread(own_etcd_server.start)
+    async with asyncio.timeout(patient(40)):
+        assert await failing == []
+    assert stored(cluster) == [b"content more"]
+    back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
+    async with client(back) as one:
+        assert (await one.append(JOURNAL, b", and after")).begin == 12
+
+
+async def test_all_is_stored_beside_a_broker_of_gazette(own_cluster, own_etcd_server, tmp_path):
+    """No process would adopt what is left, and it may have been acknowledged."""
+    cluster = own_cluster
+    primary, other = await with_more_at_one(cluster, tmp_path)
+    theirs = BrokerSpec(
+        id=ProcessId("zone", "of-gazette"), endpoint="http://127.0.0.1:1", journal_limit=0
+    )
+    context = other._context
+    key = member_key(context.config.etcd_prefix, theirs.id)
+    await context.etcd.put(key, encode_broker_spec(theirs))
+    await eventually(lambda: context.membership.is_mixed)
+    await without_etcd(own_etcd_server, primary, other)
+    await primary.abandon()
+    async with asyncio.timeout(patient(30)):
+        assert await other.fail() == []
+    assert stored(cluster) == [b"content more"]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_what_others_went_on_without_meanwhile_is_not_stored(
+    cluster, tmp_path, tasks, caplog, monkeypatch, is_closed
+):
+    have_gone_on = asyncio.Event()
+
+    async def read(etcd, *args):
+        if etcd is other._context.etcd and not have_gone_on.is_set():
+            raise EtcdError("etcd is away")
+        return await read_record(etcd, *args)
+
+    primary, other = await with_more_at_one(cluster, tmp_path, is_closed=is_closed)
+    other.config = dataclasses.replace(other.config, drain_timeout_s=None)
+    monkeypatch.setattr(claims, "read_record", read)
+    await lose_leases(primary, other)
+    failing = tasks.spawn(other.fail(), name="fail")
+    await eventually(lambda: other._persister._held)
+    back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
+    async with client(back) as one:
+        assert (await one.append(JOURNAL, b", others")).begin == 7
+        have_gone_on.set()
+        async with asyncio.timeout(patient(40)):
+            await failing
+        await one.flush(f"name={JOURNAL}")
+        assert not [content for content in stored(cluster) if b"more" in content]
+        await start(cluster, tmp_path, zone_of(other))
+        await eventually(lambda: f"{JOURNAL}: content [7, 12)" in caplog.text)
+        assert await read_all(cluster.stub(back), JOURNAL) == b"content, others"

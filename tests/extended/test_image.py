@@ -1,4 +1,4 @@
-"""The container images: a broker in `core` serves, drains and takes its spools up again; `all` serves Dagster and asks Spark."""
+"""The container images: a broker in `core` serves, drains and takes its spools up again; `all` serves Dagster and Kafka's clients, and asks Spark."""
 
 import asyncio
 import contextlib
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from aiokafka import AIOKafkaProducer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from spark_servers import connect_server
 
@@ -165,7 +166,7 @@ class Contained:
 class ContainedBroker(Contained):
     """The command of the image."""
 
-    def __init__(self, folder, root_folder, image, etcd):
+    def __init__(self, folder, root_folder, image, etcd, **more):
         self.port, self.http_port = free_port(), free_port()
         env = {
             "ETCD_ADDRESS": etcd,
@@ -179,7 +180,7 @@ class ContainedBroker(Contained):
             "BROKER_FILE_ROOT": "/mnt",
             "LOG_LEVEL": "info",
         }
-        super().__init__(folder, root_folder, image, **env)
+        super().__init__(folder, root_folder, image, **env, **more)
 
     @property
     def address(self):
@@ -320,6 +321,42 @@ async def test_sql_is_answered_in_the_image(contained, image_of_all, root_folder
     env = {"BROKER_ADDRESS": contained.address}
     asked = Contained(tmp_path / "sql", root_folder_of_all, image_of_all, *command, **env)
     assert json.loads(await asyncio.to_thread(asked.printed)) == {"total": 45}
+
+
+async def test_broker_of_all_serves_clients_of_kafka(
+    image_of_all, root_folder_of_all, tmp_path, etcd_binary
+):
+    """With a registry of schemas: so each package of the extra is at hand."""
+    port, registry = free_port(), free_port()
+    more = {
+        "KAFKA_PORT": str(port),
+        "KAFKA_REGISTRY_PORT": str(registry),
+        "KAFKA_AUTO_CREATE": "true",
+        "KAFKA_REPLICATION": "1",
+        "KAFKA_STORE": "file:///",
+    }
+    with EtcdServer(etcd_binary) as etcd:
+        made = (tmp_path / "kafka", root_folder_of_all, image_of_all, etcd.endpoint)
+        broker = ContainedBroker(*made, **more)
+        broker.start()
+        try:
+            await ready(broker)
+            producer = AIOKafkaProducer(bootstrap_servers=f"127.0.0.1:{port}")
+            await producer.start()
+            try:
+                sent = await producer.send_and_wait("orders", b'{"of": "Kafka"}')
+            finally:
+                await producer.stop()
+            assert sent.offset > 0  # it counts bytes
+            asked = f"http://127.0.0.1:{registry}/subjects"
+            assert await asyncio.to_thread(content_of, asked) == b"[]"
+        finally:
+            broker.stop()
+
+
+def content_of(url):
+    with urllib.request.urlopen(url, timeout=patient(10)) as answer:
+        return answer.read()
 
 
 async def test_dagster_serves_our_definitions(image_of_all, root_folder_of_all, tmp_path):

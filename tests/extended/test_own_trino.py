@@ -17,7 +17,7 @@ from gazette_platform.assets import rollup_asset
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
-from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.catalog_settings import TrinoCatalogs
 from gazette_platform.lake.engines.doctor import look_at_trino
 from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession, sql_folder
 from gazette_platform.lake.iceberg.metastore import IcebergTables

@@ -10,7 +10,7 @@ from shard_group import IDLE, ShardGroup
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.assignments import encode_replica_status
-from gazette_platform.consumer.etcd_host import EtcdShardHost
+from gazette_platform.consumer.etcd_hints import EtcdShardHost
 from gazette_platform.consumer.runtime.replica import ShardReplica
 from gazette_platform.consumer.runtime.tasks import ReplicaSettings
 from gazette_platform.errors import ShardStopped

@@ -9,7 +9,7 @@ from typed_merges import keyed, said, upsert
 from typed_world import JOURNAL, Held, publish
 
 from gazette_platform.errors import TableFenced
-from gazette_platform.lake.catalogs import CatalogLogin, TrinoCatalogs
+from gazette_platform.lake.catalog_settings import CatalogLogin, TrinoCatalogs
 from gazette_platform.lake.engines.doctor import look_at_trino
 from gazette_platform.lake.engines.spark import spark_configuration
 from gazette_platform.platform import tools

@@ -13,7 +13,7 @@ from gazette_platform.consumer.assignments import (
     encode_shard_spec,
     write_status,
 )
-from gazette_platform.consumer.etcd_host import (
+from gazette_platform.consumer.etcd_hints import (
     StoredHints,
     fetch_hints,
     put_primary_hints,

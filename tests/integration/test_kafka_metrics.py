@@ -85,6 +85,10 @@ async def test_requests_records_and_what_is_open(both, broker):
     assert found['records_total{direction="out"}'] == COUNT
     assert found['record_bytes_total{direction="out"}'] > COUNT * len('{"n":0}')
     assert (found["groups"], found["group_members"], found["open_transactions"]) == (1, 1, 0)
+    begun = broker.metrics.registry.get_sample_value
+    labels = {"grpc_type": "server_stream", "grpc_service": "protocol.Journal"}
+    assert begun("grpc_server_started_total", labels | {"grpc_method": "Read"}) >= 1
+    assert not broker._server._shared.connections, "the gateway calls its broker without one"
     await asyncio.to_thread(consumer.close)
 
     async def left():

@@ -243,6 +243,8 @@ async def test_what_json_cannot_hold_is_refused_and_nothing_is_appended(gateway,
             (error,) = answer.record_errors
             assert error.batch_index == 1
             assert why in error.batch_index_error_message
+        older = await wire.produce(TOPIC, batch_of(good, b""), version=7)
+        assert older.error_code is ErrorCode.invalid_record  # and this version names no records
         assert await lines_of(client) == []
         assert (await wire.produce(TOPIC, batch_of(good))).error_code is ErrorCode.none
     (line,) = await lines_of(client)

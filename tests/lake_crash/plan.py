@@ -417,7 +417,7 @@ class _History:
             self.steps.append(Tick(1, Fault("killed after", at)))
 
     def lying_listings(self) -> None:
-        """The store answers every second listing with something else, also while brokers look for what is late or pruned."""
+        """The store answers about every second listing with something else, also while brokers look for what is late or pruned."""
         for _ in range(2):
             journal = self.journal()
             self.grow(journal)

@@ -22,8 +22,8 @@ from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_c
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import BrokerSource, Registrar, Repairer, StoreRoots, load_table_specs
-from gazette_platform.lake.raw.audits.audit import audit_index
-from gazette_platform.lake.raw.audits.status import table_standing
+from gazette_platform.lake.raw.audits.consistency import audit_index
+from gazette_platform.lake.raw.audits.registration_status import table_standing
 from gazette_platform.lake.raw.repair import catch_up
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import LakeResource

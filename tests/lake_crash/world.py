@@ -1,6 +1,6 @@
 """The servers of a run: etcd, a broker, S3, metastore and Trino; and the home of Dagster that lives copy.
 
-Before S3 is a proxy, which answers every second listing with something else: stores of the kind ``lying`` are asked
+Before S3 is a proxy, which answers about every second listing with something else: stores of the kind ``lying`` are asked
 through it. Engines read past it.
 """
 
@@ -41,7 +41,7 @@ _PRUNE_TIMEOUT_S = 120.0
 _REMOVED = "removed "
 # What `gazctl` says of a listing that it refuses; an operator runs it again.
 _LIE = "the answer is not a listing"
-_PRUNES_MAX = 5
+_PRUNES_MAX = 30
 
 
 @dataclass(frozen=True)

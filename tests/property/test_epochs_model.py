@@ -2,6 +2,8 @@
 
 A journal has brokers, whose spools are tenures; etcd has a record, which is compared and swapped; the
 store has what was persisted. The rules are those of the shell, decisions are made by the real functions.
+
+Long because all rules act on the same state: brokers, etcd, and the store.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from gazette_platform.broker.epochs import (
     Unchanged,
     announce,
     claim,
+    ending,
     noted,
     release,
     settled,
@@ -47,6 +50,8 @@ class Tenure:
     is_torn: bool = False
     is_storing: bool = False
     is_stored: bool = False  # all of it, before it is released
+    is_confirmed: bool = False  # in step since its process began
+    shared_to: int = 0  # what all holders have, as its primary knows
 
     @property
     def end(self) -> int:
@@ -70,6 +75,7 @@ class Broker:
     is_up: bool = True
     replica: Tenure | None = None
     left: list[Tenure] = field(default_factory=list)
+    storing: tuple[Tenure, int] | None = None  # of a process that has failed, and up to where
 
     def __repr__(self) -> str:
         return f"b{self.number}"
@@ -148,7 +154,8 @@ class Journal(RuleBasedStateMachine):
         ):  # else it is being settled
             broker.left.remove(found)
             found.roll(found.end, found.registers)
-            found.is_storing = found.is_stored = False
+            found.is_storing = found.is_stored = found.is_confirmed = False
+            found.shared_to = 0
             return found
         holder = Holder(f"t{len(self.tenures)}", broker.process)
         tenure = Tenure(holder, broker.number, [(0, [])])
@@ -175,10 +182,21 @@ class Journal(RuleBasedStateMachine):
         furthest = max(self.members, key=lambda one: one.end)
         if to >= furthest.end and registers is not None:
             furthest = replace(furthest, registers=registers)
-        end = max(furthest.end, max(self.store, default=-1) + 1, to)
+        end = max(furthest.end, to)
         for one in self.members:
             one.roll(end, furthest.registers)
+            one.is_confirmed = True
         self.is_synced, self.is_claimed = True, False
+
+    @property
+    def stored_end(self) -> int:
+        return max(self.store, default=-1) + 1
+
+    def has_claimed(self) -> None:
+        """Appends may follow: all holders have what the primary has."""
+        assert self.stored_end <= self.members[0].end, "the store has more than the journal"
+        self.is_claimed = True
+        self.members[0].shared_to = self.members[0].end
 
     def decide(self, *, is_reset=False):
         return claim(
@@ -225,7 +243,7 @@ class Journal(RuleBasedStateMachine):
         """Read the record, and decide; it is written later, or never."""
         decision = self.decide()
         if isinstance(decision, Unchanged):
-            self.is_claimed = True
+            self.has_claimed()
         elif isinstance(decision, GoOn):
             self.sync(decision.head, decision.registers)
         elif isinstance(decision, Await):
@@ -238,9 +256,21 @@ class Journal(RuleBasedStateMachine):
     @rule()
     def write_claim(self):
         mod, assigned, record = self.plans.pop()
-        if assigned == self.assigned and self.swap(record, mod) and self.is_synced:
-            # Nothing was appended since it was made.
-            self.is_claimed = frozenset(record.holders) == self.in_step
+        if assigned != self.assigned or not self.swap(record, mod) or not self.is_synced:
+            return
+        # Nothing was appended since it was made.
+        if frozenset(record.holders) == self.in_step:
+            self.has_claimed()
+
+    @rule(pick=picks)
+    def go_on(self, pick):
+        """All that is between an assignment and the next append, since few walks take these steps one after the other."""
+        self.assign(pick)
+        if self.is_routed():
+            self.sync()
+            self.plan_claim()
+            if self.plans:
+                self.write_claim()
 
     # ------------------------------------------------------------------------------- appends
     def can_append(self) -> bool:
@@ -297,6 +327,7 @@ class Journal(RuleBasedStateMachine):
         for one in self.members:
             one.spans[-1][1].extend(values)
             one.registers = self.registers
+        self.members[0].shared_to = self.members[0].end
 
     @precondition(lambda self: self.can_append())
     @rule(n=st.integers(1, 3), taken=st.sets(st.integers(0, 2)), takes_back=st.booleans())
@@ -326,18 +357,66 @@ class Journal(RuleBasedStateMachine):
     @rule(pick=picks)
     def crash(self, pick):
         broker = self.drawn(pick, is_up=True)
-        if broker is None:
-            return
+        if broker is not None:
+            self.end(broker)
+
+    def end(self, broker: Broker) -> None:
         broker.is_up = False
         self.close_replica(broker)
         if broker in self.route:
             self.is_synced = self.is_claimed = False
+
+    @rule(pick=picks, is_etcd_there=st.booleans())
+    def fail(self, pick, is_etcd_there):
+        """It says where its spool ends, if it can, and stores what it may: later, or never."""
+        broker = self.drawn(pick, is_up=True)
+        if broker is not None and broker.replica is not None:
+            self.fail_one(broker, is_etcd_there)
+
+    def fail_one(self, broker: Broker, is_etcd_there: bool) -> None:
+        tenure = broker.replica
+        to = tenure.shared_to
+        if not tenure.is_confirmed:
+            to = 0
+        elif is_etcd_there:
+            said = ending(
+                self.record,
+                tenure.holder.tenure,
+                create_revision=REVISION,
+                head=tenure.end,
+                registers=tenure.registers,
+            )
+            to = said if isinstance(said, int) else tenure.end
+            assert isinstance(said, int) or self.swap(said, self.mod)
+        self.end(broker)
+        broker.storing = tenure, to
+
+    @precondition(lambda self: self.can_append() and len(self.route) > 1)
+    @rule(pick=picks, n=st.integers(1, 3), is_etcd_there=st.booleans(), stores=st.booleans())
+    def fail_with_more_than_others(self, pick, n, is_etcd_there, stores):
+        """A replica has the end of an append that its primary proposed, and no one acknowledged."""
+        number = 1 + pick % (len(self.route) - 1)
+        broker = self.route[number]
+        self.append_in_vain(n, {number}, takes_back=True)
+        self.fail_one(broker, is_etcd_there)
+        if stores:
+            self.persist(*broker.storing)
+            broker.storing = None
+
+    @rule(pick=picks)
+    def store_after_failing(self, pick):
+        some = [broker for broker in self.brokers if broker.storing is not None]
+        if some:
+            broker = some[pick % len(some)]
+            self.persist(*broker.storing)
+            broker.storing = None
 
     @rule(pick=picks)
     def come_back(self, pick):
         broker = self.drawn(pick, is_up=False)
         if broker is not None:
             broker.is_up = True
+            broker.storing = None
             self.find_copies(broker)
             self.assigned += broker in self.route  # the lease of its former process ends
 
@@ -375,7 +454,7 @@ class Journal(RuleBasedStateMachine):
         if broker is not None and broker.left:
             for one in broker.left:
                 one.is_lost = True
-            broker.left = []
+            broker.left, broker.storing = [], None
             self.is_spared = False
 
     @rule(pick=picks, place=picks)
@@ -422,7 +501,7 @@ class Journal(RuleBasedStateMachine):
         broker = self.drawn(pick, is_up=False)
         if broker is not None and broker.left:
             one = broker.left[pick % len(broker.left)]
-            one.is_torn = True
+            one.is_torn, broker.storing = True, None
             self.is_spared = False
 
     # ----------------------------------------------------------------------------- leftovers
@@ -498,7 +577,9 @@ class Journal(RuleBasedStateMachine):
     @rule()
     def reset(self):
         """An operator gives up those who do not come back, or thinks so."""
-        self.sync(self.noted)
+        for broker in self.brokers:
+            broker.storing = None  # it is waited for, or has ended
+        self.sync(max(self.noted, self.stored_end))
         decision = self.decide(is_reset=True)
         if isinstance(decision, GoOn):
             self.sync(decision.head, decision.registers)
@@ -511,7 +592,7 @@ class Journal(RuleBasedStateMachine):
             self.registers = self.members[0].registers
             assert self.swap(decision.record, self.mod)
         assert isinstance(decision, Claim | Unchanged)
-        self.is_claimed = True
+        self.has_claimed()
 
     # ----------------------------------------------------------------------------- invariants
     def is_kept(self, offset: int, value: int) -> bool:
@@ -567,7 +648,7 @@ class Journal(RuleBasedStateMachine):
         for broker in self.brokers:
             if not broker.is_up:
                 self.find_copies(broker)
-            broker.is_up = True
+            broker.is_up, broker.storing = True, None
         self.assign(pick)
         for _ in range(8):
             self.plans = []

@@ -19,8 +19,8 @@ from gazette_platform.serving.h2.frames import (
     settings,
     window_update,
 )
+from gazette_platform.serving.h2.handling import method_of
 from gazette_platform.serving.h2.server import Connection, Shared
-from gazette_platform.serving.h2.server_call import method_of
 from gazette_platform.serving.interface import Code, Kind, Rpc, RpcFailed
 from gazette_platform.testing.waiting import eventually, turns
 

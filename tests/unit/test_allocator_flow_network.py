@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.allocator.flow import SLICE_ARCS, FlowNetwork, Pusher, Spread, bits
+from gazette_platform.allocator.max_flow import SLICE_ARCS, FlowNetwork, Pusher, Spread, bits
 
 
 def network(zones, limits, items=(), hosts=None):

@@ -16,6 +16,7 @@ from gazette_platform.broker.epochs import (
     Released,
     announce,
     claim,
+    ending,
     release,
     save,
     tenure_status,
@@ -81,6 +82,37 @@ def test_of_several_the_end_of_the_furthest_counts():
 )
 def test_only_a_holder_announces(record):
     assert announce(record, A.tenure, create_revision=7, head=70, registers=REGISTERS) is None
+
+
+# ------------------------------------------------------------------------ of a broker that has failed
+def ends(record, *, head=70):
+    return ending(record, A.tenure, create_revision=7, head=head, registers=REGISTERS)
+
+
+def test_one_of_several_holders_says_where_it_ends_before_it_stores():
+    record = EpochRecord(7, 3, (A, B))
+    said = ends(record)
+    assert said == replace(record, released=Released(70, REGISTERS))
+    assert ends(said) == 70, "it is said"
+    assert ends(said, head=80) == replace(record, released=Released(80, REGISTERS))
+
+
+@pytest.mark.parametrize("record", [None, EpochRecord(7, 3, ()), EpochRecord(7, 3, (A,))])
+def test_all_is_stored_that_no_other_broker_goes_on_without(record):
+    assert ends(record) == 70
+
+
+@pytest.mark.parametrize(
+    ("record", "valid_to"),
+    [
+        (EpochRecord(7, 4, (B,), (Past((A, B), 60),)), 60),
+        (EpochRecord(7, 4, (), (Past((A, B), 80),), Released(80, REGISTERS)), 80),
+        (EpochRecord(7, 3, (B,)), 0),
+        (EpochRecord(8, 3, (A, B)), 0),
+    ],
+)
+def test_what_others_went_on_without_is_not_stored(record, valid_to):
+    assert ends(record) == valid_to
 
 
 def test_clusters_whose_prefixes_begin_alike_share_no_key():

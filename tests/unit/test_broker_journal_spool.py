@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -129,3 +130,32 @@ async def test_a_fragment_that_cannot_be_read_back_does_not_keep_a_journal(bench
         node.spool.is_leaving = True
         await node.spool.completed()
     assert node.completed == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "calls"),
+    [
+        ([16 << 10] * 8, 1),
+        ([100] * 512, 1),
+        ([60 << 10] * 9, 3),
+        ([1, 300 << 10, *[10] * 40, 5000], 3),
+        ([64 << 10] * 2, 2),
+    ],
+)
+async def test_small_chunks_are_written_together(bench, monkeypatch, sizes, calls):
+    """Whatever their sizes are, and wherever pieces end."""
+    written, write = [], os.pwrite
+
+    def pwrite(fd, piece, at):
+        written.append(len(piece))
+        return write(fd, piece, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    chunks = [os.urandom(size) for size in sizes]
+    spool = bench.nodes[A].spool
+    draft = spool.draft(with_digest=True)
+    await draft.write([*map(memoryview, chunks)], sum(sizes))
+    assert len(written) == calls
+    assert draft.fragment().sum == hashlib.sha1(b"".join(chunks), usedforsecurity=False).digest()
+    spool.commit(draft, LabelSet())
+    assert os.pread(spool.spool.file.fd, sum(sizes) + 1, 0) == b"".join(chunks)

@@ -9,7 +9,11 @@ import pytest
 from gazette_platform.cli.gazctl import main
 from gazette_platform.cli.gazctl.lake.run import nothing_more
 from gazette_platform.lake.engines.duckdb import results as advice
-from gazette_platform.lake.raw.audits.status import PartitionStanding, TableStanding, table_standing
+from gazette_platform.lake.raw.audits.registration_status import (
+    PartitionStanding,
+    TableStanding,
+    table_standing,
+)
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.spec import folder as meant_module
 from gazette_platform.lake.spec.folder import meant

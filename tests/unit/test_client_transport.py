@@ -68,6 +68,8 @@ def test_v10_replicas_that_failed_or_are_not_connected_come_later():
     assert pick(where, n2=Condition.READY) == 2
     assert pick(where, n1=Condition.FAILED) == 2
     assert pick(where, n0=Condition.READY, n1=Condition.READY, n2=Condition.READY) == 1
+    assert pick(where, n1=Condition.READY, n2=Condition.HERE) == 2
+    assert pick(where, n0=Condition.HERE) == 1, "zones count for more"
 
 
 def test_v10_the_zone_is_not_left_for_a_failure():

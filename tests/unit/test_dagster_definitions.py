@@ -24,7 +24,7 @@ from gazette_platform.assets.checks import CHECKS_POOL, check_evaluations, noted
 from gazette_platform.definitions import build_definitions
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import Finding, LakeSettings
-from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.catalog_settings import TrinoCatalogs
 from gazette_platform.lake.rollups import RollupSpec, read_rollup_folder, rollup
 from gazette_platform.resources import platform_resources
 

@@ -13,7 +13,7 @@ from pyiceberg.types import LongType, NestedField
 
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.catalogs import CatalogLogin, IcebergCatalog
+from gazette_platform.lake.catalog_settings import CatalogLogin, IcebergCatalog
 from gazette_platform.lake.engines.spark import _secrets, spark_configuration
 from gazette_platform.lake.iceberg.catalog import CatalogHandle, typed_catalog
 from gazette_platform.platform import tools

@@ -19,6 +19,7 @@ from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.kafka import avro_json
 from gazette_platform.kafka.avro_json import AvroCodec, schema_id_of
 from gazette_platform.kafka.records import (
+    Block,
     Refused,
     Stamp,
     decode_lines,
@@ -253,9 +254,10 @@ def test_records_are_lines_and_come_back(drawn):
     assert lines.content.count(b"\n") == len(drawn)
     assert lines.content[lines.first_bytes - 1] == 10
     ids = {ID if value is not None else 0 for _, _, value, _ in drawn}
-    assert schema_ids_of(lines.content) == ids
+    block = Block(b"{}\n%s{}\n" % lines.content, 3, 3 + len(lines.content))
+    assert schema_ids_of(block) == ids
     found = []
-    decode_lines(Form.AVRO, lines.content, lambda _, *each: found.append(each), codecs=codecs)
+    decode_lines(Form.AVRO, block, lambda _, *each: found.append(each), codecs=codecs)
     assert found == drawn
 
 
@@ -266,7 +268,7 @@ def test_lines_that_name_no_schema_or_do_not_fit_it():
         codecs = {ID: codec_of(SMALL), 0: codec_of(record(n="int"))}
         decode_lines(
             Form.AVRO,
-            block,
+            Block(block, 0, len(block)),
             lambda at, ts, key, value, heads: found.append((at, value)),
             codecs=codecs,
         )

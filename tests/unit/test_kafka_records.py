@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.kafka.batches import finish_batch, new_builder, read_batch
 from gazette_platform.kafka.failures import KafkaError, Refused
-from gazette_platform.kafka.records import Stamp, decode_lines, encode_batch, has_marks
+from gazette_platform.kafka.records import Block, Stamp, decode_lines, encode_batch, has_marks
 from gazette_platform.kafka.topics import Form
 from gazette_platform.message.uuid import Flags, build_uuid, parse_uuid, uuid_text
 
@@ -66,9 +66,15 @@ def encode(form, records, codec=0, clock=CLOCK, flags=Flags.OUTSIDE_TXN):
     return encode_batch(form, batch.records(), stamp, 5)
 
 
+def block_of(content):
+    """The lines amid others, which do not count."""
+    around = b'{"_meta":{"uuid":"00000000-0000-1000-8001-000000000000"}}\n'
+    return Block(around + content + around[:-1], len(around), len(around) + len(content))
+
+
 def fetch(form, content, *, base=1000, **options):
     builder = new_builder()
-    done = decode_lines(form, content, builder.append, base=base, **options)
+    done = decode_lines(form, block_of(content), builder.append, base=base, **options)
     return bytes(finish_batch(builder, done.records, base=base, end=base + done.size))
 
 
@@ -210,7 +216,7 @@ def test_committed_records_are_shown_up_to_the_first_that_is_undecided(is_ours):
     lines = [line(16), line(32), line(48), line(64)]
     verdicts = Verdicts({16: True, 32: False, 48: True, 64: None})
     builder = new_builder()
-    done = decode_lines(Form.JSON, b"".join(lines), builder.append, verdicts=verdicts)
+    done = decode_lines(Form.JSON, block_of(b"".join(lines)), builder.append, verdicts=verdicts)
     assert done == (2, sum(map(len, lines[:3])))
     found, records = records_in(bytes(finish_batch(builder, 2, base=0, end=done.size)))
     assert [orjson.loads(each[3])["n"] for each in records] == [16, 48]
@@ -376,7 +382,7 @@ def test_marks_of_transactions_are_found_in_short_and_long_lines(size, flags):
     ours, _ = encode(Form.JSON, [(7, None, value, [])], flags=flags)
     theirs = b'{"a":"%s","_meta":%s\n' % (b"x" * size, ours[len(b'{"_meta":') :].split(b",")[0])
     for line in (ours, theirs):
-        assert has_marks(plain + line + plain) is (flags != Flags.OUTSIDE_TXN)
+        assert has_marks(block_of(plain + line + plain)) is (flags != Flags.OUTSIDE_TXN)
 
 
 def test_lines_that_are_cut_short_are_those_of_another_writer():

@@ -8,8 +8,8 @@ from lake_world import SPEC
 from gazette_platform.lake import Registrar, Shrinker, StoreRoots, parse_table_spec
 from gazette_platform.lake.raw.account_book import AccountBook, adopt_journals
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.pruning import ShrinkLimits
 from gazette_platform.lake.raw.reconcile import is_emptied
+from gazette_platform.lake.raw.shrinking import ShrinkLimits
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import created_by
 
@@ -198,13 +198,13 @@ def test_a_table_of_very_many_fragments_shrinks(tmp_path, monkeypatch):
         "{name: s.b, selector: 'name:prefix=whole', format: json, columns: [{name: id, type: bigint}]}"
     )
     files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
-    monkeypatch.setattr("gazette_platform.lake.raw.pruning._PAGE", 1)
+    monkeypatch.setattr("gazette_platform.lake.raw.shrinking._PAGE", 1)
     now = int(SystemClock().unix_s())
     made = [files.append("whole", b'{"id":1}\n', mod_time=now) for _ in range(50)]
     look(files, metastore, spec, "whole")
     files.prune(made[0])
     assert look(files, metastore, spec, "whole").shrunk == 1
-    monkeypatch.setattr("gazette_platform.lake.raw.pruning._PAGES_OF_ONE_MAX", 30)
+    monkeypatch.setattr("gazette_platform.lake.raw.shrinking._PAGES_OF_ONE_MAX", 30)
     files.prune(made[1])
     found = look(files, metastore, spec, "whole")
     assert found.shrunk == 0

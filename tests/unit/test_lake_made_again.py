@@ -12,7 +12,7 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.lake.raw.account_book import AccountBook, adopt_journals
-from gazette_platform.lake.raw.audits.status import table_standing
+from gazette_platform.lake.raw.audits.registration_status import table_standing
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.repair import catch_up
 from gazette_platform.ops.clock import SystemClock

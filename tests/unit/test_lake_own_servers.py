@@ -14,7 +14,7 @@ from sqlglot import exp
 from gazette_platform.errors import LakeError, SetupError, ValidationError
 from gazette_platform.hive import JSON_STORAGE, HiveColumn, HiveTable
 from gazette_platform.lake import LakeSettings, parse_table_spec
-from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.catalog_settings import TrinoCatalogs
 from gazette_platform.lake.engines.spark import (
     combined,
     is_connect,

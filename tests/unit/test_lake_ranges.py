@@ -9,8 +9,8 @@ from gazette_platform.client.read.extents import snapshot_of
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Registrar, StoreRoots, SweepPoint, parse_table_spec
-from gazette_platform.lake.raw import fragment_counting as counting_module
-from gazette_platform.lake.raw.audits.status import (
+from gazette_platform.lake.raw import partition_updates as counting_module
+from gazette_platform.lake.raw.audits.registration_status import (
     JournalStanding,
     PartitionStanding,
     TableStanding,

@@ -15,7 +15,7 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw.audits.status import overdue, table_standing
+from gazette_platform.lake.raw.audits.registration_status import overdue, table_standing
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.set_aside import SetAside
 from gazette_platform.lake.reading.source import all_fragments

@@ -7,7 +7,7 @@ from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
-from gazette_platform.lake.raw.audits.status import overdue, table_standing
+from gazette_platform.lake.raw.audits.registration_status import overdue, table_standing
 from gazette_platform.lake.raw.repair import catch_up, reachable
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalSpec, SuspendLevel, SuspendSpec

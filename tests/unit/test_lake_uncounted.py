@@ -14,9 +14,9 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw import fragment_counting as counting_module, repair as repair_module
+from gazette_platform.lake.raw import partition_updates as counting_module, repair as repair_module
 from gazette_platform.lake.raw.audits import fit as fit_module
-from gazette_platform.lake.raw.audits.audit import Auditor
+from gazette_platform.lake.raw.audits.consistency import Auditor
 from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.lake.raw.partition_state import TRIES_MAX, PartitionState, Uncounted
 from gazette_platform.lake.reading import content as content_module

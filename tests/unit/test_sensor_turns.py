@@ -216,7 +216,7 @@ def test_unforeseen_error_of_one_table_holds_up_no_other(platform, monkeypatch):
             raise ZeroDivisionError("by no means")
         return value_scanner(spec)
 
-    monkeypatch.setattr("gazette_platform.lake.raw.fragment_counting.value_scanner", scanner)
+    monkeypatch.setattr("gazette_platform.lake.raw.partition_updates.value_scanner", scanner)
     outcome = platform.tick()
     assert registered(outcome) == ["t0", "t2", "t3"]
     assert "s.t1: unexpected ZeroDivisionError: by no means (this is a bug" in outcome.text

@@ -9,7 +9,7 @@ from typed_files import write_rows
 from typed_world import JOURNAL, Held, World, numbers, publish
 
 from gazette_platform.errors import TableFenced, TypedRolledBack
-from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.catalog_settings import TrinoCatalogs
 from gazette_platform.lake.iceberg.publishing import QUARANTINE, RUN, progress_of, summary_of
 from gazette_platform.lake.iceberg.snapshots import RETAINED_S
 from gazette_platform.lake.typed.runs.amending import LATE_S

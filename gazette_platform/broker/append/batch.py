@@ -335,6 +335,7 @@ class Planner:
                 return Wait(lambda: self._sync(pending, roll_to, registers))
             case events.CheckAssignments():
                 if journal.is_claimed(replicator.holders):
+                    self._spool.is_shared = True
                     return events.AssignmentsFresh()
                 return Wait(lambda: self._claim(pending))
             case events.CountReplicas():

@@ -24,9 +24,11 @@ from gazette_platform.allocator import member
 from gazette_platform.allocator.member import deadline
 from gazette_platform.broker.epochs import release
 from gazette_platform.broker.etcd_records import (
+    has_foreign_members,
     history_key,
     own_member_key,
     own_members_prefix,
+    read_own_members,
     read_record,
     restoring_key,
 )
@@ -42,7 +44,7 @@ from gazette_platform.keyspace import (
     members_prefix,
     parse_key,
 )
-from gazette_platform.ops.faults import insist
+from gazette_platform.ops.faults import backoff_s, insist
 from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
@@ -111,6 +113,30 @@ def alone_with(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset
             if other.process_id != own
         )
     )
+
+
+async def watch_mixture(context: BrokerContext) -> None:
+    """Keep `Membership.is_mixed` for ever, since etcd may be away when that is asked for. Cancellation: safe."""
+    etcd, prefix = context.etcd, context.config.etcd_prefix
+    changed, failures = asyncio.Event(), 0
+    changed.set()
+
+    def on_change() -> None:
+        if context.space.state.changes.members:
+            changed.set()
+
+    context.space.observe(on_change)
+    while True:
+        await changed.wait()
+        changed.clear()
+        try:
+            ours = await read_own_members(etcd, prefix)
+            context.membership.is_mixed = await has_foreign_members(etcd, prefix, ours)
+            failures = 0
+        except EtcdError:
+            changed.set()
+            await asyncio.sleep(backoff_s(failures))
+            failures += 1
 
 
 async def note_heads(

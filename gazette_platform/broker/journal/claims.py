@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from gazette_platform.broker import epochs
 from gazette_platform.broker.epochs import Await, Claim, Doubled, GoOn, noted
 from gazette_platform.broker.etcd_records import delete_record, epoch_key, read_record, write_record
-from gazette_platform.errors import GazetteError
+from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.keyspace import (
     assignments_prefix,
@@ -316,7 +316,7 @@ async def forget_holders(
         )
 
 
-# Seconds that a journal waits for its turn to say where it ends. If etcd is away, storing waits no longer.
+# Seconds that a journal waits for its turn to say where it ends.
 _END_TURN_S = 15.0
 
 
@@ -330,58 +330,51 @@ async def say_end(
     operator. If they went on already, what we have after that is not stored, since it would contradict what they
     have. It stays on our disk, for the next process to compare.
 
-    Beside brokers of Gazette there are no holders, and what was acknowledged may be in no other spool: all is stored.
-
-    If etcd cannot be reached, all of it is stored: no other broker may have it.
+    If etcd cannot be reached, what all holders have is stored, and all beside brokers of Gazette: then no process
+    adopts what we leave. Else the persister says it before it stores anything, or leaves that to the next process.
 
     Cancellation: leaves open whether it was said.
     """
-    if spool.is_unconfirmed:
-        return  # what a former process left is not stored: others who began after it would leave a gap
+    tenure = spool.tenure
+    # What a former process left is not stored: others who began after it would leave a gap.
+    if spool.is_unconfirmed or not tenure:
+        return
+    say = partial(_say_end, context, journal, create_revision, spool, tenure)
+    try:
+        await say()
+    except GazetteError as err:
+        _log.warning("%s: other brokers do not know where our spool ends: %s", journal, err)
+        if not (spool.is_shared or context.membership.is_mixed):
+            context.persister.hold(tenure, say)
+
+
+async def _say_end(
+    context: BrokerContext, journal: str, create_revision: int, spool: JournalSpool, tenure: str
+) -> None:
+    """Raises: GazetteError: call again."""
     try:
         async with asyncio.timeout(_END_TURN_S):
             await context.end_slots.acquire()
     except TimeoutError:
-        _log.warning("%s: other brokers do not know where our spool ends: etcd is slow", journal)
-        return
+        raise EtcdError("etcd is slow") from None
     try:
-        await _say_end(context, journal, create_revision, spool)
-    except GazetteError as err:
-        _log.warning("%s: other brokers do not know where our spool ends: %s", journal, err)
-    finally:
-        context.end_slots.release()
-
-
-async def _say_end(
-    context: BrokerContext, journal: str, create_revision: int, spool: JournalSpool
-) -> None:
-    prefix, is_said = context.config.etcd_prefix, False
-    while not is_said and (tenure := spool.tenure):
-        record, mod_revision = await read_record(context.etcd, prefix, journal)
-        if record is None or not (record.holders or record.released):
-            return
-        if [one.tenure for one in record.holders] == [tenure]:
-            return  # what we hold alone waits for us
-        following = epochs.announce(
-            record,
-            tenure,
-            create_revision=create_revision,
-            head=spool.end,
-            registers=spool.registers,
-        )
-        if following is None:
-            status = epochs.tenure_status(
+        prefix, is_said = context.config.etcd_prefix, False
+        while not is_said:
+            record, mod_revision = await read_record(context.etcd, prefix, journal)
+            found = epochs.ending(
                 record,
                 tenure,
                 create_revision=create_revision,
-                journal_revision=create_revision,
+                head=spool.end,
+                registers=spool.registers,
             )
-            spool.supersede(status.valid_to)
-            context.persister.supersede(tenure, status.valid_to)
-            return
-        is_said = following == record or await write_record(
-            context.etcd, prefix, journal, following, mod_revision
-        )
+            if isinstance(found, int):
+                spool.supersede(found)
+                context.persister.supersede(tenure, found)
+                return
+            is_said = await write_record(context.etcd, prefix, journal, found, mod_revision)
+    finally:
+        context.end_slots.release()
 
 
 def _tell_given_up(journal: str, record: EpochRecord, holders: frozenset[Holder], end: int) -> None:

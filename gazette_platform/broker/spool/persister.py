@@ -60,6 +60,8 @@ _log = logging.getLogger(__name__)
 _CONCURRENT_MAX: Final = 32  # fragments on their way into one store
 _TICK_S: Final = 60.0
 _STORE_TIMEOUT_S: Final = 300.0
+# Seconds that etcd is waited for as we leave. The next process takes up what is held, and asks etcd as well.
+_ENDS_S: Final = 30.0
 
 # Pauses between tries of a store that fails, spread so that brokers do not come all at once.
 _RETRY_STEPS_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -148,6 +150,7 @@ class Persister:
         # Stores that are tried again, and whether they took something since the last try.
         self._retried: dict[str, bool] = {}
         self._valid_to: dict[str, int] = {}  # by tenure: where others have gone on without it
+        self._held: dict[str, Callable[[], Awaitable[None]]] = {}  # by tenure: says where it ends
 
     def __len__(self) -> int:
         """The number of fragments that are not persisted yet."""
@@ -183,6 +186,10 @@ class Persister:
         """Leave fragments of a tenure to the next process that end after `valid_to`, where others have gone on."""
         self._valid_to[tenure] = valid_to
 
+    def hold(self, tenure: str, say_end: Callable[[], Awaitable[None]]) -> None:
+        """Store nothing of a tenure before `say_end`, which is tried again, has said where it ends."""
+        self._held[tenure] = say_end
+
     async def run(self) -> None:
         """Start what is due each minute, until cancelled. The owner runs this as a task.
 
@@ -209,13 +216,14 @@ class Persister:
         for spool in due:
             self._start(spool)
 
-    async def drain(self, *, timeout_s: float) -> list[Fragment]:
+    async def drain(self, *, timeout_s: float, ends_s: float | None = None) -> list[Fragment]:
         """Persist everything now. What fails is tried again, in the next store if one refuses us.
 
         What is added later is persisted at once, too.
 
         Args:
             timeout_s: seconds after which this gives up.
+            ends_s: seconds after which it gives up what `hold` was called for, if that is less than half a minute.
 
         Returns: the fragments that are not persisted; no store has their content.
         Cancellation: safe; the work goes on in the background.
@@ -223,7 +231,7 @@ class Persister:
         self._is_exiting = True
         try:
             async with asyncio.timeout(timeout_s):
-                await self._drain()
+                await self._drain(_ENDS_S if ends_s is None else min(ends_s, _ENDS_S))
         except TimeoutError:
             _log.warning("fragments are still not persisted after %g s", timeout_s)
         lost = [spool.fragment for spool in self._waiting()]
@@ -231,9 +239,11 @@ class Persister:
             _log.error("fragment %s was not persisted", fragment.content_path)
         return lost
 
-    async def _drain(self) -> None:
-        attempt = 0
-        while len(self):
+    async def _drain(self, ends_s: float) -> None:
+        attempt, over_at = 0, self._clock.monotonic() + ends_s
+        while tenures := {spool.tenure for spool in self._waiting()}:
+            if tenures <= self._held.keys() and self._clock.monotonic() >= over_at:
+                return
             for _ in range(len(self._queues)):
                 self.tick()
             await self._settle()
@@ -370,6 +380,9 @@ class Persister:
             self._tasks.spawn(self._retry(url), name=f"retry {url}")
 
     async def _persist(self, spool: CompletedSpool) -> None:
+        if (say_end := self._held.get(spool.tenure)) is not None:
+            await say_end()
+            self._held.pop(spool.tenure, None)
         if spool.fragment.end > self._valid_to.get(spool.tenure, spool.fragment.end):
             spool.content.keep_names()
             return

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gazette_platform.client.read_ahead import FragmentStream
     from gazette_platform.client.transport import Transport
     from gazette_platform.client.wire import Wire
-    from gazette_platform.serving.h2.client_call import ClientCall
+    from gazette_platform.serving.interface import ClientCall
 
 _log = logging.getLogger(__name__)
 # A journal that was just applied is not known to every broker at once.

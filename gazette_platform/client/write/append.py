@@ -50,7 +50,7 @@ from gazette_platform.serving.interface import RpcFailed
 if TYPE_CHECKING:
     from gazette_platform.client.transport import Transport
     from gazette_platform.client.wire import Wire
-    from gazette_platform.serving.h2.client_call import ClientCall
+    from gazette_platform.serving.interface import ClientCall
 
 # What may be appended: bytes all at once, or in pieces of any size.
 ContentSource = (

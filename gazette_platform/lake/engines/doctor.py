@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
 from gazette_platform.errors import GazetteError, LakeError
-from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.catalog_settings import TrinoCatalogs
 from gazette_platform.lake.raw.tables import LAYOUT
 
 if TYPE_CHECKING:

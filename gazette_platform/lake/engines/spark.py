@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import LakeError, SetupError, ValidationError
-from gazette_platform.lake.catalogs import ICEBERG, CatalogLogin, IcebergCatalog
+from gazette_platform.lake.catalog_settings import ICEBERG, CatalogLogin, IcebergCatalog
 from gazette_platform.lake.settings import S3Access
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 import gazette_platform
 from gazette_platform.errors import LakeError, SetupError, ValidationError
-from gazette_platform.lake.catalogs import HIVE, TrinoCatalogs, secret_of
+from gazette_platform.lake.catalog_settings import HIVE, TrinoCatalogs, secret_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

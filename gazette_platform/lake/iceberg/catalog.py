@@ -42,7 +42,7 @@ from pyiceberg.table.update import update_table_metadata
 
 from gazette_platform.errors import LakeError, SetupError, TableFenced
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake.catalogs import ICEBERG, CatalogLogin
+from gazette_platform.lake.catalog_settings import ICEBERG, CatalogLogin
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.iceberg.rest_catalog import rest_catalog
 from gazette_platform.lake.settings import S3Access

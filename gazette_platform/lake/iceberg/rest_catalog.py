@@ -16,7 +16,7 @@ from requests import Session
 from typing_extensions import override
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.catalogs import ANSWER_S, CONNECT_S
+from gazette_platform.lake.catalog_settings import ANSWER_S, CONNECT_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog.rest.auth import AuthManager
     from requests import PreparedRequest, Response
 
-    from gazette_platform.lake.catalogs import CatalogLogin, IcebergCatalog
+    from gazette_platform.lake.catalog_settings import CatalogLogin, IcebergCatalog
 
 # PyIceberg's default.
 _SCOPE: Final = "catalog"

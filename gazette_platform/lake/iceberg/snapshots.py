@@ -38,7 +38,7 @@ from pyiceberg.table.snapshots import (
 )
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.catalog_settings import ICEBERG
 from gazette_platform.lake.iceberg.publishing import NAMED_BY, head_of
 
 if TYPE_CHECKING:

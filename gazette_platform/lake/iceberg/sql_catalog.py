@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.catalogs import ANSWER_S, CONNECT_S
+from gazette_platform.lake.catalog_settings import ANSWER_S, CONNECT_S
 from gazette_platform.ops.extras import bounded_connection
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from sqlalchemy.engine import Engine
 
-    from gazette_platform.lake.catalogs import CatalogLogin, IcebergCatalog
+    from gazette_platform.lake.catalog_settings import CatalogLogin, IcebergCatalog
 
 
 def sql_catalog(

@@ -1,4 +1,4 @@
-"""What ought to be in a Hive partition, less what its account holds: the one comparison of raw tables, decided purely.
+"""The two decisions about a Hive partition: what its account lacks (`reconcile`), and whether lost bytes were pruned (`judge`). Pure.
 
 What *ought* to be there are the stored fragments that brokers list in its directory. The account is `PartitionState`.
 `reconcile` gives the difference, and each part of it has someone who acts on it:

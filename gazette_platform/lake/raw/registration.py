@@ -1,7 +1,7 @@
-"""Registering fragments: from what brokers list to tables and Hive partitions of the metastore.
+"""One tick of a raw table: from what brokers list to the table and its Hive partitions in the metastore.
 
-`Registrar.tick` lists the fragments of one table since the cursor, creates or evolves the table, adds new Hive
-partitions, and updates the accounts of all that it touched. The order is table, Hive partitions, accounts; only then
+`Registrar.tick` lists the fragments of one table since the cursor, creates or evolves the table (`tables`), and
+has `partition_updates` add new Hive partitions and update the accounts of all that the tick touched. The order is table, Hive partitions, accounts; only then
 the caller reports the accounts and stores the cursor. After a crash the next tick repeats the work. It reports what
 the accounts say, whoever changed them.
 """
@@ -14,14 +14,13 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
-from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.catalog_settings import HIVE
 from gazette_platform.lake.raw.account_book import (
     AccountBook,
     PartitionAccount,
     held_beyond,
     held_of_former,
 )
-from gazette_platform.lake.raw.fragment_counting import Accountant, PartitionUpdate
 from gazette_platform.lake.raw.listing import (
     JournalListing,
     SweepPoint,
@@ -31,6 +30,7 @@ from gazette_platform.lake.raw.listing import (
     rotated,
     sweep_without,
 )
+from gazette_platform.lake.raw.partition_updates import Accountant, PartitionUpdate
 from gazette_platform.lake.raw.planning import (
     JournalCursor,
     Limits,

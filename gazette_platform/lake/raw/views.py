@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import HiveTable, StorageFormat, partition_name
-from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.catalog_settings import HIVE
 from gazette_platform.lake.raw.tables import spark_schema, text_columns
 from gazette_platform.lake.spec.formats import header_condition
 from gazette_platform.lake.spec.rules import EXACT_SUFFIX

@@ -19,7 +19,7 @@ import msgspec
 from typing_extensions import override
 
 from gazette_platform.errors import LakeError, ValidationError
-from gazette_platform.lake.catalogs import ICEBERG, TrinoCatalogs
+from gazette_platform.lake.catalog_settings import ICEBERG, TrinoCatalogs
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA, Dialect, RollupSpec, check_rollup
 
 if TYPE_CHECKING:

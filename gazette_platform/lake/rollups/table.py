@@ -26,7 +26,7 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 from gazette_platform.errors import LakeError, TableFenced
-from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.catalog_settings import TrinoCatalogs
 from gazette_platform.lake.iceberg.catalog import MetastoreHandle, NewTable, PinnedHandle, present
 from gazette_platform.lake.iceberg.metastore import slice_of
 from gazette_platform.lake.iceberg.publishing import (

@@ -18,8 +18,9 @@ from gazette_platform.serving.auth import http2_context
 from gazette_platform.serving.h2 import frames as default
 from gazette_platform.serving.h2.carrier import WRITE_BYTES, Carrier, Deadlines
 from gazette_platform.serving.h2.frames import REPORT_BYTES, ErrorCode, UnreadBudget
+from gazette_platform.serving.h2.handling import method_of
 from gazette_platform.serving.h2.responses import Status
-from gazette_platform.serving.h2.server_call import Call, method_of
+from gazette_platform.serving.h2.server_call import Call
 from gazette_platform.serving.h2.server_machine import Requests
 from gazette_platform.serving.interface import ASK_AGAIN, Kind
 from gazette_platform.serving.servicers import rpcs_of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from gazette_platform.serving.auth import TlsMaterial
     from gazette_platform.serving.calls import CallMetrics
     from gazette_platform.serving.h2.frames import Limits
-    from gazette_platform.serving.h2.server_call import Method
+    from gazette_platform.serving.h2.handling import Method
     from gazette_platform.serving.h2.server_machine import Request
     from gazette_platform.serving.interface import Rpc
 

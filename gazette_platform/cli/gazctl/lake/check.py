@@ -47,9 +47,9 @@ from gazette_platform.lake.engines.doctor import (
 )
 from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
 from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
-from gazette_platform.lake.raw.audits.audit import audit_index
+from gazette_platform.lake.raw.audits.consistency import audit_index
 from gazette_platform.lake.raw.audits.fit import audit_content
-from gazette_platform.lake.raw.audits.status import overdue, table_standing
+from gazette_platform.lake.raw.audits.registration_status import overdue, table_standing
 from gazette_platform.lake.raw.planning import problems_with_journals
 from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.rollups.query_check import check_queries, made_by, source_columns

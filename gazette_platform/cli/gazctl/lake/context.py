@@ -64,7 +64,7 @@ class RegisteredTable:
     def cursors(self, journals: Sequence[JournalSpec]) -> dict[str, JournalCursor]:
         """How far journals are registered, as accounts say."""
         # Applying a spec needs none of it.
-        from gazette_platform.lake.raw.audits.status import table_standing  # noqa: PLC0415
+        from gazette_platform.lake.raw.audits.registration_status import table_standing  # noqa: PLC0415
 
         standing = table_standing(self.spec, journals, {}, self.session, SystemClock().now())
         return {each.journal: each.cursor for each in standing.journals}

@@ -41,7 +41,11 @@ from gazette_platform.lake.iceberg.catalog import (
     typed_catalog,
 )
 from gazette_platform.lake.iceberg.metastore import IcebergTables
-from gazette_platform.lake.raw.audits.status import TableStanding, overdue, table_standing
+from gazette_platform.lake.raw.audits.registration_status import (
+    TableStanding,
+    overdue,
+    table_standing,
+)
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.rollups.status import (

@@ -39,7 +39,7 @@ from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import BrokerSource, LakeSettings, Registrar, StoreRoots, TableSpec
 from gazette_platform.lake.engines.spark import running_session
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.raw.audits.status import TableStanding, table_standing
+from gazette_platform.lake.raw.audits.registration_status import TableStanding, table_standing
 from gazette_platform.lake.raw.repair import CaughtUp, catch_up, reachable
 from gazette_platform.lake.typed.runs.jobs import Workers
 from gazette_platform.lake.typed.runs.running import RunReport, TypedRunner

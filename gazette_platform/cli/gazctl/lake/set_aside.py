@@ -26,9 +26,9 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
 from gazette_platform.lake import BrokerSource, Registrar, Repairer, Shrinker, StoreRoots, TableSpec
 from gazette_platform.lake.raw.account_book import AccountBook, adopt_journals
-from gazette_platform.lake.raw.audits.audit import audit_index
+from gazette_platform.lake.raw.audits.consistency import audit_index
 from gazette_platform.lake.raw.audits.fit import audit_content
-from gazette_platform.lake.raw.audits.status import table_standing
+from gazette_platform.lake.raw.audits.registration_status import table_standing
 from gazette_platform.lake.raw.repair import catch_up
 from gazette_platform.lake.raw.set_aside import AsideFile, SetAside
 from gazette_platform.lake.spec.layout import is_aside

@@ -16,7 +16,7 @@ from gazette_platform.errors import (
     SchemaMismatch,
     ValidationError,
 )
-from gazette_platform.lake.raw.audits.findings import partition_fit, table_finding
+from gazette_platform.lake.raw.audits.fit_summary import partition_fit, table_finding
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import Finding
 from gazette_platform.lake.reading.check import check_sample

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import LakeError, TableFenced
-from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.catalog_settings import ICEBERG
 from gazette_platform.lake.iceberg.metastore import deleting
 from gazette_platform.lake.iceberg.publishing import (
     QUARANTINE,

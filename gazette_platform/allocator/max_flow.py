@@ -1,4 +1,6 @@
-"""The flow network of items and members, as arrays of integers, and its maximum flow. Pure.
+"""A maximum flow from items to members: the network and the algorithm, on integers alone. Pure.
+
+`solver` builds the network from the cluster and reads the assignments from its flow.
 
 Source → item (as many units as it wants replicas) → its node of each zone (at most all but one of
 the units, so that two zones are used) → member (one unit) → sink (as many as the member may hold).

@@ -1,4 +1,6 @@
-"""Catalogs: the names of Trino's, the Iceberg catalog that typed tables are in, and logins.
+"""Settings of catalogs: Trino's names of them, where the Iceberg catalog of typed tables is, and logins.
+
+`lake.iceberg.catalog` opens that catalog.
 
 A name is needed wherever a statement crosses from one of Trino's catalogs to another, and in the view ``…_exact``, which
 Trino reads in the catalog that its definition names.

@@ -2,8 +2,8 @@
 
 A look takes some Hive partitions of one journal, in the order of time, and compares their accounts with what brokers
 list, which is one metastore call and a page or two. Only where `reconcile` finds lost bytes does it list the directory and
-look for the proof of the store; `judge` then decides, and what is left is counted again. Only entries of the metastore are
-ever deleted, and those come back by the round over old fragments if the files do.
+look for the proof of the store; `reconcile.judge` then decides, and what is left is counted again. Only entries of the
+metastore are ever deleted, and those come back by the round over old fragments if the files do.
 
 Dropping takes two steps, so that the caller can report Hive partitions before they are gone: a look
 empties the accounts, and `drop` drops what is empty, once its caller has reported that.

@@ -1,4 +1,4 @@
-"""Do a table, the files that engines read, and the brokers' index agree? What is wrong, by name.
+"""Do the accounts of a table, the files that engines read, and the brokers' index agree? Findings, each of a named kind.
 
 An audit looks at one journal, from an offset on, within a bound. It compares three things: what the
 brokers list, the accounts of the Hive partitions, and the files in their directories. It changes
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError
 from gazette_platform.lake.raw.account_book import AccountBook
-from gazette_platform.lake.raw.audits.status import LOOKED, Accounts, read_accounts
+from gazette_platform.lake.raw.audits.registration_status import LOOKED, Accounts, read_accounts
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor, is_readable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.audits.status import Place
+    from gazette_platform.lake.raw.audits.registration_status import Place
     from gazette_platform.lake.raw.reconcile import FindingKind
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots

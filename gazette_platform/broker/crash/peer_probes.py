@@ -1,4 +1,4 @@
-"""Does what `CrashWatch` decides: looks at other brokers, and has etcd forget those that crashed."""
+"""Probes of other brokers' ports, and the eviction of those that crashed: does what `eviction.CrashWatch` decides."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How a raw table stands: what of its journals is in Hive partitions, and what is wrong.
+"""How far a raw table is registered: what of its journals is in Hive partitions, what is overdue, and what is wrong.
 
-What stores have had for a while and no Hive partition holds, tables lack: it is overdue.
+A fragment is overdue if stores have had it for a while and no Hive partition holds it.
 
 Accounts of a journal's Hive partitions say which of its directories engines read, and what is in them. They say, without any listing of files, which bytes were registered in two Hive partitions, or twice
 in one. Cost: a call for the names of the Hive partitions of the journal, and one for those of the
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake.raw.account_book import AccountBook
-from gazette_platform.lake.raw.audits.findings import partition_fit, table_finding
+from gazette_platform.lake.raw.audits.fit_summary import partition_fit, table_finding
 from gazette_platform.lake.raw.planning import JournalCursor, bounded, problems_with_journals
 from gazette_platform.lake.raw.reconcile import overlapping, walk_outward
 from gazette_platform.lake.raw.tables import is_current, text_columns

@@ -1,4 +1,4 @@
-"""Counting new fragments of one tick into the accounts of their Hive partitions.
+"""Updates of Hive partitions by one tick: adds those that are missing, and counts new fragments into their accounts.
 
 Reading fragments takes long, so the accountant reads first. Then, under the metastore's lock, it reads the accounts
 again, leaves out what others have counted meanwhile, and adds the rest. So two registrars that meet count everything

@@ -6,7 +6,7 @@ import pytest
 from shard_group import FAILED, IDLE, PRIMARY, STANDBY, ShardGroup, shard
 
 from gazette_platform.consumer.assignments import encode_replica_status, primary_hint_key
-from gazette_platform.consumer.etcd_host import EtcdShardHost
+from gazette_platform.consumer.etcd_hints import EtcdShardHost
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
 from gazette_platform.errors import DataError, JournalReplaced, ShardStopped

@@ -1,4 +1,4 @@
-"""What a replica keeps in etcd: its status, and hints of its shard.
+"""What a replica keeps in etcd: hints of its shard's recovery log, and its status.
 
 Hints of a shard are read all at once, and written under guards.
 Any consumer may have written them, Gazette's included, so each is checked before it is played.
