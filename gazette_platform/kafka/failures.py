@@ -38,7 +38,7 @@ class BadRecord(NamedTuple):
 
 
 class Refused(DataError):
-    """A batch with such records, of which the first are named."""
+    """A batch with such records; the first are named."""
 
     def __init__(self, records: Sequence[BadRecord]) -> None:
         first = records[0]
