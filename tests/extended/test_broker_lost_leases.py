@@ -261,6 +261,8 @@ async def test_what_could_not_be_said_is_not_stored(own_cluster, own_etcd_server
     async with asyncio.timeout(patient(30)):
         await asyncio.gather(primary.fail(), other.fail())
     assert stored(cluster) == [b"content"], "what a primary has, all holders have"
+    assert primary._persister._asked
+    assert not other._persister._asked
     await asyncio.to_thread(own_etcd_server.start)
     back, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "c")]
     async with client(back) as one:

@@ -111,6 +111,30 @@ async def test_what_is_held_is_left_to_the_next_process_if_etcd_stays_away(bench
     assert sum(bench.waits) >= 30
 
 
+async def test_what_a_store_refused_is_asked_about_before_it_is_stored(bench):
+    """An operator may have given it up, and what others appended in its place is stored already."""
+    asked = []
+    spools = [bench.spool(begin=begin) for begin in (0, len(CONTENT))]
+    bench.registry.broken["file:///"] = StoreUnavailable("away")
+
+    async def say_end():
+        asked.append(bench.stored)
+        if len(asked) <= len(spools):
+            raise EtcdError("away")
+        bench.registry.broken.clear()
+        bench.persister.supersede("ours", len(CONTENT))
+
+    for spool in spools:
+        spool.tenure = "ours"
+        bench.persister.add(spool)
+    await bench.settle()
+    bench.persister.ask_again("ours", say_end)
+    assert await bench.persister.drain(timeout_s=patient(10)) == []
+    assert bench.stored == [spools[0].fragment.content_path]
+    assert len(asked) > len(spools)
+    assert asked[0] == []
+
+
 async def test_pe2_primary_persists_at_once_with_the_current_spec(bench):
     bench.configure("file:///former/", postfix="written=before")
     spool = bench.spool()

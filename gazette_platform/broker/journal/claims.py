@@ -344,7 +344,9 @@ async def say_end(
         await say()
     except GazetteError as err:
         _log.warning("%s: other brokers do not know where our spool ends: %s", journal, err)
-        if not (spool.is_shared or context.membership.is_mixed):
+        if spool.is_shared or context.membership.is_mixed:
+            context.persister.ask_again(tenure, say)
+        else:
             context.persister.hold(tenure, say)
 
 

@@ -12,6 +12,8 @@ Source: Gazette broker/fragment/persister.go. Departs: there, a primary, too, tr
 three minutes only. An invalid path postfix is a failure, which is
 tried again until the spec is mended, instead of giving an object that no listing would take. Replicas
 list the store before they write, so that the same bytes do not end up in two partitions.
+
+Long because queues, tries and the drain act on the same fragments.
 """
 
 from __future__ import annotations
@@ -150,7 +152,10 @@ class Persister:
         # Stores that are tried again, and whether they took something since the last try.
         self._retried: dict[str, bool] = {}
         self._valid_to: dict[str, int] = {}  # by tenure: where others have gone on without it
-        self._held: dict[str, Callable[[], Awaitable[None]]] = {}  # by tenure: says where it ends
+        # By tenure: says where it ends. Nothing is stored before; or nothing is tried again before.
+        self._held: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._asked: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._rounds = 0  # of the drain
 
     def __len__(self) -> int:
         """The number of fragments that are not persisted yet."""
@@ -189,6 +194,10 @@ class Persister:
     def hold(self, tenure: str, say_end: Callable[[], Awaitable[None]]) -> None:
         """Store nothing of a tenure before `say_end`, which is tried again, has said where it ends."""
         self._held[tenure] = say_end
+
+    def ask_again(self, tenure: str, say_end: Callable[[], Awaitable[None]]) -> None:
+        """Call `say_end` whenever what a tenure has could not be stored: an operator may have given it up meanwhile."""
+        self._asked[tenure] = say_end
 
     async def run(self) -> None:
         """Start what is due each minute, until cancelled. The owner runs this as a task.
@@ -240,7 +249,7 @@ class Persister:
         return lost
 
     async def _drain(self, ends_s: float) -> None:
-        attempt, over_at = 0, self._clock.monotonic() + ends_s
+        self._rounds, over_at = 0, self._clock.monotonic() + ends_s
         while tenures := {spool.tenure for spool in self._waiting()}:
             if tenures <= self._held.keys() and self._clock.monotonic() >= over_at:
                 return
@@ -248,8 +257,8 @@ class Persister:
                 self.tick()
             await self._settle()
             if len(self):
-                await self._sleep(backoff_s(attempt))
-            attempt += 1
+                await self._sleep(backoff_s(self._rounds))
+            self._rounds += 1
 
     async def listed(self, journal: str, create_revision: int) -> CoverSet[Fragment]:
         """List what the stores of a journal hold. Raises: GazetteError. Cancellation: safe."""
@@ -383,6 +392,11 @@ class Persister:
         if (say_end := self._held.get(spool.tenure)) is not None:
             await say_end()
             self._held.pop(spool.tenure, None)
+        elif self._rounds and (say_end := self._asked.get(spool.tenure)) is not None:
+            with contextlib.suppress(
+                GazetteError
+            ):  # without etcd no operator has given anything up
+                await say_end()
         if spool.fragment.end > self._valid_to.get(spool.tenure, spool.fragment.end):
             spool.content.keep_names()
             return
