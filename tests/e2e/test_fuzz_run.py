@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from gazette_platform.testing.waiting import VARIABLE
 from tests.fuzz.cases import Case
 from tests.fuzz.corpus import apply, spec
 from tests.fuzz.runner import FuzzConfig, run_fuzz
@@ -71,6 +72,9 @@ async def test_what_is_planted_is_found(etcd_binary, tmp_path, monkeypatch, faul
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(PLANT.format(fault=fault)))
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path.rstrip(os.pathsep))
+    monkeypatch.setenv(
+        VARIABLE, "1"
+    )  # a leak has to be seen while its input is among the last ones
     monkeypatch.setattr("tests.fuzz.runner._SETTLE_S", 2.0)
     monkeypatch.setattr("tests.fuzz.runner._WARM_S", 1.0)
     innocent = Case("innocent", [apply(spec("fuzz/innocent"))])
