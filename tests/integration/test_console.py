@@ -43,7 +43,8 @@ def spec(name, **labels):
 
 def bearer(capability, selector=""):
     claims = Claims(capability, LabelSelector.parse(selector))
-    token = KeyRing(KEY).sign(claims, now=SystemClock().now().timestamp(), lifetime_s=600)
+    # Some are made when tests are collected, which a slow machine may be at an hour later.
+    token = KeyRing(KEY).sign(claims, now=SystemClock().now().timestamp(), lifetime_s=6 * 3600)
     return {"Authorization": f"Bearer {token}"}
 
 
