@@ -309,6 +309,17 @@ class OutgoingCall(Protocol):
         ...
 
 
+async def sole_response(call: OutgoingCall) -> bytes:
+    """The response of a call that has no other; ends the call. Raises: RpcFailed. Cancellation: ends the call."""
+    try:
+        raw = await call.next()
+        if raw is None or await call.next() is not None:
+            raise RpcFailed(Code.INTERNAL, "the call has not one response")
+        return raw
+    finally:
+        call.cancel()
+
+
 class OutgoingChannel(Protocol):
     """Calls to one address. Connects by itself."""
 

@@ -27,6 +27,7 @@ from gazette_platform.serving.interface import (
     Kind,
     NotTaken,
     RpcFailed,
+    sole_response,
 )
 
 if TYPE_CHECKING:
@@ -368,13 +369,7 @@ class LocalCall:
 
     async def answer(self) -> bytes:
         """As `OutgoingCall` has it."""
-        try:
-            raw = await self.next()
-            if raw is None or await self.next() is not None:
-                raise RpcFailed(Code.INTERNAL, "the call has not one response")
-            return raw
-        finally:
-            self.cancel()
+        return await sole_response(self)
 
     async def greeting(self) -> Mapping[str, str]:
         """As `OutgoingCall` has it."""

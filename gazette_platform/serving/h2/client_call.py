@@ -11,7 +11,7 @@ from gazette_platform.serving.h2.carrier import ClientCarrier, TwoWay
 from gazette_platform.serving.h2.client_machine import code_of
 from gazette_platform.serving.h2.responses import PREFIX_BYTES
 from gazette_platform.serving.h2.stream import Compressed, MessageRefused
-from gazette_platform.serving.interface import PEER_LEFT, Code, RpcFailed
+from gazette_platform.serving.interface import PEER_LEFT, Code, RpcFailed, sole_response
 
 if TYPE_CHECKING:
     import asyncio
@@ -129,13 +129,7 @@ class ClientCall(TwoWay[ClientCarrier]):
 
     async def answer(self) -> bytes:
         """As `OutgoingCall` has it."""
-        try:
-            raw = await self.next()
-            if raw is None or await self.next() is not None:
-                raise RpcFailed(Code.INTERNAL, "the call has not one response")
-            return raw
-        finally:
-            self.cancel()
+        return await sole_response(self)
 
     async def greeting(self) -> Mapping[str, str]:
         """As `OutgoingCall` has it."""
