@@ -388,4 +388,4 @@ def _sign(built: bytearray) -> None:
 
 
 def _sum(batch: bytes | bytearray | memoryview) -> int:
-    return crc32c(memoryview(batch)[_CRC_END:], 0, _KEEPS_GIL)
+    return int(crc32c(memoryview(batch)[_CRC_END:], 0, _KEEPS_GIL))
