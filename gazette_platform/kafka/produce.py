@@ -400,7 +400,7 @@ class Lane:
             try:
                 result = await self._gateway.client.append(
                     self._journal,
-                    b"".join([pending.lines.content for pending in group]),
+                    [pending.lines.content for pending in group],
                     offset=self._head if named else 0,
                     check_registers=edit.check,
                     union_registers=edit.union,

@@ -36,7 +36,7 @@ def encode_append_content(content: bytes | memoryview) -> bytes:
     return b"".join((b"\x22", _varint(len(content)), content))
 
 
-def encode_append_pieces(pieces: Sequence[bytes], length: int) -> bytes:
+def encode_append_pieces(pieces: Sequence[bytes | memoryview], length: int) -> bytes:
     """As `encode_append_content`, of pieces with `length` bytes together: one copy for all of them."""
     if not length:
         raise ValueError("append content is empty, which would mean commit")

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 # Appends up to this size are gathered whole while the stock has room; all others stream.
-_GATHER_BYTES_MAX = 2 << 20
+_GATHER_BYTES_MAX = 5 << 20
 
 # Appends up to this size are gathered even when the stock is full. Otherwise clients with large
 # appends would get in the way of small ones; a thousand of these are no more than the stock.

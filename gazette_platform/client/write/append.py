@@ -42,6 +42,7 @@ from gazette_platform.protocol.content import (
     CONTENT_CHUNK_BYTES,
     decode_append_content,
     encode_append_content,
+    encode_append_pieces,
 )
 from gazette_platform.protocol.fragments import sum_from_pb
 from gazette_platform.protocol.pb import protocol_pb2 as pb
@@ -129,11 +130,16 @@ class Content:
         self._messages: list[bytes] | None = None
         self.is_spent = False
         self.attempts = 0
+        self._view: memoryview | None = None
+        self._parts: list[memoryview] | None = None
+        self._is_replayable = True
+        if isinstance(source, list):
+            self._parts = [memoryview(part).cast("B") for part in source]
+            if sum(map(len, self._parts)) <= _WHOLE_BYTES_MAX:
+                source = b"".join(self._parts)
         if isinstance(source, bytes | bytearray | memoryview):
-            self._view: memoryview | None = memoryview(source).cast("B")
-            self._is_replayable = True
+            self._view = memoryview(source).cast("B")
         else:
-            self._view = None
             self._is_replayable = iter_is_fresh(source)
 
     @classmethod
@@ -145,7 +151,9 @@ class Content:
 
     def encoded(self) -> Iterable[bytes] | None:
         """Its messages, if all of it is in memory."""
-        return encoded_messages(self._view) if self._view is not None else self._messages
+        if self._view is not None:
+            return encoded_messages(self._view)
+        return self._messages if self._parts is None else joined_messages(self._parts)
 
     def whole(self) -> bytes | None:
         """All of it as one encoded message, if it is in memory and small; b"" if there is none."""
@@ -217,6 +225,22 @@ def encoded_messages(view: memoryview) -> Iterator[bytes]:
     """Content messages of a whole content."""
     for begin in range(0, len(view), CONTENT_CHUNK_BYTES):
         yield encode_append_content(view[begin : begin + CONTENT_CHUNK_BYTES])
+
+
+def joined_messages(parts: Iterable[memoryview]) -> Iterator[bytes]:
+    """Content messages of the concatenation of parts."""
+    joined: list[memoryview] = []
+    size = 0
+    for part in parts:
+        begin = 0
+        while begin < len(part):
+            joined.append(part[begin : begin + CONTENT_CHUNK_BYTES - size])
+            begin, size = begin + len(joined[-1]), size + len(joined[-1])
+            if size == CONTENT_CHUNK_BYTES:
+                yield encode_append_pieces(joined, size)
+                joined, size = [], 0
+    if size:
+        yield encode_append_pieces(joined, size)
 
 
 async def _pieces(source: Any) -> AsyncIterator[bytes | bytearray | memoryview]:
