@@ -405,6 +405,7 @@ class Lane:
                     check_registers=edit.check,
                     union_registers=edit.union,
                     subtract_registers=edit.subtract,
+                    with_sum=False,
                 )
             except (RegisterMismatch, WrongAppendOffset):
                 self._head = -1

@@ -40,6 +40,7 @@ from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.content import (
     COMMIT_MARKER,
     CONTENT_CHUNK_BYTES,
+    NO_SUM,
     decode_append_content,
     encode_append_content,
     encode_append_pieces,
@@ -93,6 +94,8 @@ class AppendOptions:
     suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
     min_revision: int = 0
     """Revision of etcd that the broker must have seen, as `apply` returned it; 0: any."""
+    with_sum: bool = True
+    """Whether the result needs the SHA-1 of the content."""
 
     def request(self, journal: str, *, min_revision: int = 0) -> bytes:
         """The first message of the RPC.
@@ -303,7 +306,7 @@ async def _append(
             # Any broker takes an append and proxies it. The primary saves a hop, and a retry goes to the
             # service address, because the error has made the transport forget the route.
             with transport.wire(journal, primary=True) as wire:
-                response = await attempt.run(wire, request)
+                response = await attempt.run(wire, request, with_sum=options.with_sum)
             return _result(transport, journal, response)
         except GazetteError as err:
             # Doubt outlives later attempts: a refusal of the third says nothing of the first.
@@ -375,11 +378,13 @@ class _Attempt:
         self._is_sent = True
         self._content.attempts += 1
 
-    async def run(self, wire: Wire, request: bytes) -> pb.AppendResponse:
+    async def run(self, wire: Wire, request: bytes, *, with_sum: bool) -> pb.AppendResponse:
         """Raises: TransportError; DataError: the answer is malformed; what the content raises."""
         metadata = self._transport.auth.metadata(Capability.APPEND, self._journal)
         if headers := tracing.headers():
             metadata = (*(metadata or ()), *headers)
+        if not with_sum:
+            metadata = (*(metadata or ()), (NO_SUM, "1"))
         # A single message does not report whether it was sent. With a connection, assume that it was.
         whole = self._content.whole() if wire.takes_whole and wire.is_ready else None
         if whole is not None:
