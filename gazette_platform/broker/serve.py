@@ -72,13 +72,13 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.protocol import Fragment, JournalSpec
 
+    Begin = Callable[[], object]
     Pages = Callable[[BrokerService, BrokerConfig, TaskGroup, UrlDispatcher], None]
 
 _log = logging.getLogger(__name__)
 
 # Writing, hashing, decompressing and compressing release the GIL, so a few threads fill the cores that
-# a broker should use. Each kind of work has threads of its own: appends never queue behind readers of a
-# slow disk, and neither of them behind compression.
+# a broker should use. Each kind of work has its own: appends never queue behind readers, nor behind compression.
 _APPEND_THREADS = 2
 _READ_THREADS = 3
 # One for every two cores keeps up with several times what a broker takes in, and leaves the rest to appends.
@@ -353,8 +353,8 @@ class Broker:
             peers=peers,
         )
 
-    def _threads(self, count: int, name: str, *begin: Callable[[], object]) -> ThreadPoolExecutor:
-        made = ThreadPoolExecutor(count, f"gazette-{name}", *begin)
+    def _threads(self, count: int, name: str, begin: Begin | None = None) -> ThreadPoolExecutor:
+        made = ThreadPoolExecutor(count, f"gazette-{name}", begin)
         self._stack.callback(made.shutdown, wait=False)
         return made
 
