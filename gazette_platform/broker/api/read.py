@@ -55,7 +55,7 @@ _INLINE_BYTES_MAX = 64 << 10
 # which then receives them without copies. A reader that has stopped holds its piece twice, here and in gRPC. So
 # once all readers together hold more than `_SENDING_BYTES_MAX`, further ones get small pieces; a thousand of them
 # hold 128 MiB.
-_PIECE_BYTES = (1 << 20) - 64
+_PIECE_BYTES = (1 << 20) - 4096
 _SMALL_PIECE_BYTES = 128 << 10
 _SENDING_BYTES_MAX = 64 << 20
 
