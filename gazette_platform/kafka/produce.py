@@ -421,11 +421,12 @@ class Lane:
             try:
                 result = await self._gateway.client.append(
                     self._journal,
-                    b"".join([pending.lines.content for pending in group]),
+                    [pending.lines.content for pending in group],
                     offset=self._head if named else 0,
                     check_registers=edit.check,
                     union_registers=edit.union,
                     subtract_registers=edit.subtract,
+                    with_sum=False,
                 )
             except (RegisterMismatch, WrongAppendOffset):
                 self._head = -1
