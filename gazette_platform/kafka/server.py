@@ -22,7 +22,14 @@ from gazette_platform.kafka.coordinator.live_groups import GroupCoordinator, Liv
 from gazette_platform.kafka.coordinator.live_transactions import LiveTransactions, TxnStore
 from gazette_platform.kafka.coordinator.txn_coordinator import TxnCoordinator
 from gazette_platform.kafka.fetch import Fetch
-from gazette_platform.kafka.gateway import Gateway, KafkaMetrics, Nodes, Topics, cluster_id
+from gazette_platform.kafka.gateway import (
+    Gateway,
+    KafkaMetrics,
+    Nodes,
+    TopicHomes,
+    Topics,
+    cluster_id,
+)
 from gazette_platform.kafka.produce import Lanes, Produce
 from gazette_platform.kafka.registry_api import Registry
 from gazette_platform.kafka.tails import Offsets
@@ -41,7 +48,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.network import HostGuard
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol.auth import Unauthenticated
-from gazette_platform.serving.local import LocalChannel
+from gazette_platform.serving.in_process import LocalChannel
 from gazette_platform.serving.sockets import BACKLOG, listen
 
 if TYPE_CHECKING:
@@ -112,10 +119,19 @@ class KafkaServer:
         self._lease = lease
         self._etcd = etcd
         self._etcd_prefix = etcd_prefix
-        self.registry = Registry(
-            config, etcd, etcd_prefix, auth=auth, tls=tls, guard=guard, tasks=self._tasks
-        )
         self._client = AsyncClient(brokers, clock=clock, channels=channels)
+        homes = TopicHomes(etcd, etcd_prefix)
+        self._topics = Topics(self._client, clock, homes, config.prefix)
+        self.registry = Registry(
+            config,
+            etcd,
+            etcd_prefix,
+            topics=self._topics,
+            auth=auth,
+            tls=tls,
+            guard=guard,
+            tasks=self._tasks,
+        )
         self._auth = auth
         self._tls = tls
         self._clock = clock
@@ -157,7 +173,7 @@ class KafkaServer:
             tasks=self._tasks,
             faults=self._faults,
             nodes=nodes,
-            topics=Topics(self._client, self._clock),
+            topics=self._topics,
             schemas=self.registry.schemas,
             metrics=self.metrics,
         )
