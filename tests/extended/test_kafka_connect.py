@@ -130,9 +130,7 @@ async def test_workers_keep_connectors_and_offsets_in_compacted_topics(
         runs = ["RUNNING", "RUNNING"]
         assert await asyncio.to_thread(second.states) == {"source": runs, "sink": runs}
     admin = AdminClient({"bootstrap.servers": gateways.servers, "log_level": 0})
-    asked = [
-        ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in TOPICS.values()
-    ]
+    asked = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in TOPICS.values()]
     described = admin.describe_configs(asked)
     for resource in asked:
         configs = await asyncio.to_thread(described[resource].result, patient(WAIT_S))
