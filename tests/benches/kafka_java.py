@@ -21,7 +21,7 @@ from kafka_producer import DELIVERY_MS
 
 from gazette_platform.platform import tools
 
-_RECORDS_PER_S = 40
+_RECORDS_PER_S = 20
 _CALL_MS = 20_000
 
 
@@ -53,6 +53,7 @@ def consumer(servers, file, topic, group):
     settings = {
         "heartbeat.interval.ms": BEAT_MS,
         "isolation.level": "read_committed",
+        "fetch.min.bytes": 4096,  # each poll is a commit
         "default.api.timeout.ms": _CALL_MS,
         "request.timeout.ms": _CALL_MS // 2,
     }
