@@ -135,7 +135,10 @@ def consume(servers: str, topic: str, partitions: int) -> dict[int, list[tuple[i
                 number = number_of(message.value())
                 found[message.partition()].append((message.offset(), number))
             elif message.error().code() == ck.KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
+                place = ck.TopicPartition(topic, message.partition())
+                _, end = consumer.get_watermark_offsets(place, cached=True)
+                if message.offset() >= end:  # else a transaction of a killed producer is open
+                    ended.add(message.partition())
         return found
     finally:
         consumer.close()
