@@ -41,7 +41,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.network import HostGuard
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol.auth import Unauthenticated
-from gazette_platform.serving.local import LocalChannel
+from gazette_platform.serving.in_process import LocalChannel
 from gazette_platform.serving.sockets import BACKLOG, listen
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """etcd, brokers, the metastore, the store, Trino and the writer of typed tables: how each is started, and when it is ready.
 
 Trino checks no origin of requests, so it binds a hidden address, and a guard is where it is known to be; see
-`guard`.
+`web_guard`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gazette_platform.platform.component import (
     answers_tcp,
     hidden_address,
 )
-from gazette_platform.platform.guard import GUARDED
 from gazette_platform.platform.layout import pyspark_jars
+from gazette_platform.platform.web_guard import GUARDED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -295,7 +295,7 @@ def typed_component(
         command=(
             sys.executable,
             "-m",
-            "gazette_platform.platform.typed",
+            "gazette_platform.platform.typed_writer",
             str(layout.tables),
             str(layout.logs / f"{TYPED}.log"),
         ),
@@ -531,7 +531,7 @@ def guard_component(*, port: int, url: str) -> Component:
         command=(
             sys.executable,
             "-m",
-            "gazette_platform.platform.guard",
+            "gazette_platform.platform.web_guard",
             f"--name={TRINO}",
             f"--host={HOST}",
             f"--port={port}",
