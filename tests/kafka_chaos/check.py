@@ -91,7 +91,7 @@ def _idempotent(
 
 
 def _unlogged(lines: Sequence[Line], there: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """What is there of runs that log only what was acknowledged, and perhaps in the end how many they sent."""
+    """What readers get of runs that log only what was acknowledged, and perhaps in the end how many they sent."""
     ends: dict[int, int] = {}
     first = 0
     for line in lines:
@@ -224,7 +224,7 @@ def _moved(
 
 
 def _is_at(records: Sequence[tuple[int, int]], index: int, offset: int, *, in_batch: bool) -> bool:
-    """Whether a record is there. An answer has the offset of a batch alone, from which clients count its records."""
+    """Whether a record has this offset. An answer has the offset of a batch alone, from which clients count its records."""
     behind = 0
     while in_batch and behind < index and records[index - behind][0] + behind > offset:
         behind += 1

@@ -65,7 +65,7 @@ _SAID_EVERY_S = 15.0
 _ERRORS_SHOWN = 3
 # Fewer acknowledged records in a second, of all producers, say nothing.
 _RECORDS_PER_S_MIN = 5.0
-# Values of the verifiable producer are no JSON objects.
+# The verifiable producer writes no JSON objects.
 _ENVELOPE = {"kafka.form": "envelope"}
 
 

@@ -179,7 +179,7 @@ def acked(value, offset):
 
 
 def with_java(*values, more=()):
-    """A topic with these values, of which Kafka's own producer says that it wrote `2.0` and `2.1` in a batch."""
+    """A topic with these values. Kafka's own producer says that it wrote `2.0` and `2.1` in a batch."""
     producer = [{"name": "begun", "prefix": 2}, acked("2.0", 9), acked("2.1", 10), *more]
     place = {"topic": "verified", "partition": 0}
     consumer = [
@@ -206,7 +206,7 @@ def with_java(*values, more=()):
 
 @pytest.mark.parametrize("last", [(), ("2.2",)])
 def test_what_java_says_of_a_sound_history_has_no_findings(last):
-    """Its producer says nothing of a value that was not acknowledged: it is there, or not."""
+    """Its producer says nothing of a value that was not acknowledged: readers get it or do not."""
     assert findings(with_java("2.0", "2.1", *last)) == []
     assert findings(with_java("2.0", "2.1", *last, more=[said("tool_data", sent=3)])) == []
 
