@@ -22,7 +22,14 @@ from gazette_platform.kafka.coordinator.live_groups import GroupCoordinator, Liv
 from gazette_platform.kafka.coordinator.live_transactions import LiveTransactions, TxnStore
 from gazette_platform.kafka.coordinator.txn_coordinator import TxnCoordinator
 from gazette_platform.kafka.fetch import Fetch
-from gazette_platform.kafka.gateway import Gateway, KafkaMetrics, Nodes, Topics, cluster_id
+from gazette_platform.kafka.gateway import (
+    Gateway,
+    KafkaMetrics,
+    Nodes,
+    TopicHomes,
+    Topics,
+    cluster_id,
+)
 from gazette_platform.kafka.produce import Lanes, Produce
 from gazette_platform.kafka.registry_api import Registry
 from gazette_platform.kafka.tails import Offsets
@@ -110,10 +117,19 @@ class KafkaServer:
         self._lease = lease
         self._etcd = etcd
         self._etcd_prefix = etcd_prefix
-        self.registry = Registry(
-            config, etcd, etcd_prefix, auth=auth, tls=tls, guard=guard, tasks=self._tasks
-        )
         self._client = AsyncClient(brokers, clock=clock, channels=channels)
+        homes = TopicHomes(etcd, etcd_prefix)
+        self._topics = Topics(self._client, clock, homes, config.prefix)
+        self.registry = Registry(
+            config,
+            etcd,
+            etcd_prefix,
+            topics=self._topics,
+            auth=auth,
+            tls=tls,
+            guard=guard,
+            tasks=self._tasks,
+        )
         self._auth = auth
         self._tls = tls
         self._clock = clock
@@ -155,7 +171,7 @@ class KafkaServer:
             tasks=self._tasks,
             faults=self._faults,
             nodes=nodes,
-            topics=Topics(self._client, self._clock),
+            topics=self._topics,
             schemas=self.registry.schemas,
             metrics=self.metrics,
         )
