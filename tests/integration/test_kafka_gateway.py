@@ -482,17 +482,6 @@ async def test_transactions_are_hidden_until_they_end(wire, client):
     assert len(await uncommitted(wire, 4)) == 4
 
 
-async def test_last_stable_offset_is_the_end_though_less_was_read_so_far(wire, client):
-    """A consumer takes its own place for the end of the partition if the answer says that all after it is undecided."""
-    for n in range(3):
-        await wire.produce(TOPIC, batch_of(b'{"n":%d}' % n))
-    head = await client.write_head(JOURNAL)
-    at_once = await wire.fetch(TOPIC, 0, isolation=1, wait_s=0.0)
-    first_only = await wire.fetch(TOPIC, 0, isolation=1, size=1)
-    assert values_of(first_only.records) == [b'{"n":0}']
-    assert [part.last_stable_offset for part in (at_once, first_only)] == [head, head]
-
-
 async def test_fetch_of_committed_records_waits_for_the_end_of_a_transaction(gateway, wire):
     producer = await Transactional(wire, "one").begin()
     assert await producer.send(b'{"n":1}') == ErrorCode.none
