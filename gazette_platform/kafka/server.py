@@ -89,6 +89,7 @@ class KafkaServer:
         brokers: how to reach the brokers.
         auth: verifies the tokens of clients.
         tls: of the port; None: it is plain.
+        tasks: own what it runs; it closes them.
         guard: of requests for schemas that foreign pages make.
         channels: by endpoint, of brokers in this process.
         broker: zone and suffix of the broker whose process this is; empty: none.
@@ -105,6 +106,7 @@ class KafkaServer:
         auth: Authenticator,
         tls: SSLContext | None,
         clock: Clock,
+        tasks: TaskGroup,
         faults: Faults,
         guard: HostGuard,
         channels: Mapping[str, ClientChannel] | None = None,
@@ -112,7 +114,7 @@ class KafkaServer:
     ) -> None:
         self._config = config
         self._broker = broker
-        self._tasks = TaskGroup("kafka", faults=faults)
+        self._tasks = tasks
         self._faults = faults
         self._lease = lease
         self._etcd = etcd
@@ -383,6 +385,7 @@ class BrokerWithKafka:
             ),
             auth=broker.context.auth,
             clock=SystemClock(),
+            tasks=TaskGroup("kafka", faults=self.faults),
             faults=self.faults,
             guard=HostGuard(
                 {*served.host_names, self._config.host, self._config.address(0)[0]},

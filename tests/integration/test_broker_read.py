@@ -578,7 +578,7 @@ async def test_our_client_receives_large_pieces_without_copies(cluster, broker, 
         store_fragment(cluster.fragments, JOURNAL, 0, content)
     await cluster.apply(stub, spec())
     if not is_stored:
-        await append(stub, JOURNAL, content)
+        await append(stub, JOURNAL, *[content[at : at + MIB] for at in range(0, 8 * MIB, MIB)])
     async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
         reader = client.read(JOURNAL, 0, end_offset=len(content))
         pieces = [piece async for piece in reader]
