@@ -257,8 +257,9 @@ class Fetch:
                         followed.marks = Marks(ahead, followed.tail)
                     wanted.end = await followed.marks.decided(block)
             if is_committed:
-                marks, place = followed.marks, followed.tail.position + wanted.end
-                wanted.stable = place if marks is None else marks.stable
+                marks, tail = followed.marks, followed.tail
+                # Without marks nothing is undecided of what was looked at, which may be nothing yet.
+                wanted.stable = tail.head if marks is None else marks.stable
         except GazetteError as err:
             if isinstance(err, JournalReplaced):
                 self._gateway.topics.forget()
