@@ -86,15 +86,8 @@ class Produce:
     def apis(self) -> Iterable[Api]:
         """The calls that it answers."""
         # librdkafka takes a broker without version 0 for one that knows no compression; Kafka 4 lists it as well.
-        yield Api(
-            _KEY,
-            "produce",
-            PRODUCE_LEAST,
-            PRODUCE_MOST,
-            self._produce,
-            said_least=0,
-            read=read_produce,
-        )
+        versions = PRODUCE_LEAST, PRODUCE_MOST
+        yield Api(_KEY, "produce", *versions, self._produce, said_least=0, read=read_produce)
 
     async def start(self) -> None:
         """Nothing to begin."""
