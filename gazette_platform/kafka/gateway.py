@@ -184,8 +184,8 @@ _GAUGES: Final = {
     "connections": "Connections of clients of Kafka that are open.",
     "groups": "Consumer groups that this broker coordinates and has in memory.",
     "group_members": "Members of these groups.",
-    "group_bytes": "Bytes that groups of this broker keep in etcd, as they count for their bounds.",
-    "transaction_bytes": "Bytes that transactional ids of this broker keep in etcd, likewise.",
+    "group_bytes": "Bytes that groups of this node keep in etcd, as they count for their bounds.",
+    "transaction_bytes": "Bytes that transactional ids of this node keep in etcd, likewise.",
     "open_transactions": "Transactions that this broker coordinates and that are not complete.",
 }
 
@@ -253,7 +253,7 @@ class KafkaMetrics(Collector):
 def has_error(answer: Any) -> bool:
     """Whether an answer, or a part of it, has a code of an error."""
     if not hasattr(answer, "__dataclass_fields__"):
-        return False
+        return bool(getattr(answer, "has_error", False))
     kind: Any = type(answer)
     has_code, parts = _shape(kind)
     if has_code and answer.error_code is not ErrorCode.none:

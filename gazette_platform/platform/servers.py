@@ -90,6 +90,7 @@ def broker_component(
     requires: tuple[str, ...],
     environment: Mapping[str, str] | None = None,
     kafka_port: int = 0,
+    registry_port: int = 0,
     store: str = "",
 ) -> Component:
     """One broker.
@@ -103,6 +104,7 @@ def broker_component(
         etcd: its address, as a URL.
         environment: variables with credentials of stores, if not those of this process.
         kafka_port: for clients of Kafka; 0: none.
+        registry_port: for their schemas; 0: none.
         store: of the platform, where topics go; empty: a folder.
     """
     zone = "local" if of == 1 else _ZONES[(number - 1) % len(_ZONES)]
@@ -136,6 +138,9 @@ def broker_component(
             f"--kafka.store={store or 'file:///'}",
             "--kafka.auto-create",
         )
+    if registry_port:
+        ports += (registry_port,)
+        command += (f"--kafka.registry-port={registry_port}",)
     return Component(
         name=name,
         command=command,

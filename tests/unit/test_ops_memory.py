@@ -1,9 +1,16 @@
-"""Memory settings of servers."""
+"""Settings of servers for memory, and for threads."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gazette_platform.ops.process import give_way
 
 _FREED_BUFFERS_STAY = """
 import os, resource
@@ -148,3 +155,14 @@ def test_memory_that_was_in_use_for_long_is_given_back_once_it_is_free():
     held, later = map(int, run.stdout.split())
     assert held > 100
     assert later <= 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has one priority")
+def test_a_thread_gives_way_and_others_do_not():
+    def nice():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    ours = nice()
+    with ThreadPoolExecutor(1, initializer=give_way) as threads:
+        assert threads.submit(nice).result() == min(19, ours + 5)
+    assert nice() == ours

@@ -341,7 +341,7 @@ class GroupCoordinator:
                 await self._groups.settle(live)
         except GazetteError as err:
             return _joined(call, Joined(coordinator_code_of(err), request.member_id))
-        return Later(lambda: _joined_when(call, future))
+        return Later((future,), lambda: _joined(call, future.result()))
 
     async def _sync(self, call: Call) -> Any:
         request = call.request
@@ -363,7 +363,7 @@ class GroupCoordinator:
                 await self._groups.settle(live)
         except GazetteError as err:
             return _synced(call, Synced(coordinator_code_of(err)))
-        return Later(lambda: _synced_when(call, future))
+        return Later((future,), lambda: _synced(call, future.result()))
 
     async def _heartbeat(self, call: Call) -> Any:
         request = call.request
@@ -518,10 +518,6 @@ def _members(call: Call, live: LiveGroup) -> tuple[Any, ...]:
     )
 
 
-async def _joined_when(call: Call, future: asyncio.Future[Any]) -> Any:
-    return _joined(call, await asyncio.shield(future))
-
-
 def _joined(call: Call, answer: Joined) -> Any:
     protocol = answer.protocol
     if protocol is None and call.version < 7:
@@ -546,10 +542,6 @@ def _joined(call: Call, answer: Joined) -> Any:
         member_id=answer.member_id,
         members=members,
     )
-
-
-async def _synced_when(call: Call, future: asyncio.Future[Any]) -> Any:
-    return _synced(call, await asyncio.shield(future))
 
 
 def _synced(call: Call, answer: Synced) -> Any:
