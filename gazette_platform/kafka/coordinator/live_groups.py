@@ -247,7 +247,9 @@ class LiveGroups:
                 self._end_moved()
             self.bounds.count()
             for live in [*self._groups.values()]:
-                if live.group.wakes_at <= now and not live.lock.locked():
+                # Answers are left if whoever moved the group on was cancelled before it sent them.
+                is_due = live.group.wakes_at <= now or live.group.answers
+                if is_due and not live.lock.locked():
                     self._gateway.tasks.spawn(self._tick(live), name="kafka group tick")
             self._drop_idle(_IDLE_S)
             if now - self._swept_at > _SWEEP_S:
