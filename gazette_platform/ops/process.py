@@ -8,6 +8,7 @@ leaked. `give_back_when_idle` returns the memory once the broker has little to d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
@@ -169,7 +170,8 @@ def resident_bytes() -> int:
 def give_way() -> None:
     """Let other threads go first from now on. A thread calls it for itself, where the system can do that."""
     if sys.platform == "linux":
-        os.nice(_NICE)
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.nice(_NICE)
 
 
 async def give_back_when_idle(
