@@ -252,7 +252,7 @@ async def with_more_that_comes_back(cluster, tmp_path, monkeypatch):
     return primary, back, third
 
 
-async def away(*_):
+async def away(*_args, **_options):
     raise EtcdError("etcd is away")
 
 

@@ -376,7 +376,7 @@ class Journal(RuleBasedStateMachine):
         for broker in former:
             self.end(broker)
         back = former[number]
-        back.is_up = True
+        self.start_again(back)
         self.assign(pick)
         if not self.is_routed() or back not in self.route:
             return
@@ -386,7 +386,8 @@ class Journal(RuleBasedStateMachine):
         for broker in self.route:
             self.fail_one(broker, is_etcd_there=False)
         for broker in former:
-            broker.is_up = broker is not back
+            if broker is not back:
+                self.start_again(broker)
 
     # ------------------------------------------------------------------- processes and disks
     def drawn(self, pick, *, is_up: bool) -> Broker | None:
@@ -454,10 +455,13 @@ class Journal(RuleBasedStateMachine):
     def come_back(self, pick):
         broker = self.drawn(pick, is_up=False)
         if broker is not None:
-            broker.is_up = True
-            broker.storing = None
-            self.find_copies(broker)
-            self.assigned += broker in self.route  # the lease of its former process ends
+            self.start_again(broker)
+
+    def start_again(self, broker: Broker) -> None:
+        broker.is_up = True
+        broker.storing = None
+        self.find_copies(broker)
+        self.assigned += broker in self.route  # the lease of its former process ends
 
     @rule(pick=picks, notes_head=st.booleans())
     def leave(self, pick, notes_head):
