@@ -10,8 +10,8 @@ from benchmarks.typed_source import fragments_of
 from benchmarks.typed_table import COLUMNS, UUID_FIELD
 from gazette_platform.client import ClientConfig, FragmentListing
 from gazette_platform.client.read.extents import Extent
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.lake.spec.typed.columns import TypedColumn
-from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.spec.types import parse_partition
 from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.typed.planning.ranges import Task

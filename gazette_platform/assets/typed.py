@@ -222,8 +222,8 @@ def run_table(
         spark: key of Spark's resource; empty: there is none.
         catalog: what Trino calls the catalog of the table.
     """
-    from gazette_platform.lake.typed.checks.status import progress_of_table  # noqa: PLC0415
     from gazette_platform.lake.typed.runs.running import TypedRunner  # noqa: PLC0415
+    from gazette_platform.lake.typed.status import progress_of_table  # noqa: PLC0415
 
     # Before journals are looked at: what comes meanwhile lets it run again.
     mark = sources_mark(context.instance, TypedSources.of(spec))
@@ -268,7 +268,7 @@ def look_at_table(
     wanted = {check.name for check in context.selected_asset_check_keys}
     found: Behind | None = None
     if FRESH_CHECK in wanted:
-        from gazette_platform.lake.typed.checks.status import behind_now  # noqa: PLC0415
+        from gazette_platform.lake.typed.status import behind_now  # noqa: PLC0415
 
         with context.resources.broker.client() as client:
             found = behind_now(client, tables, raw, spec)
@@ -328,7 +328,7 @@ def _results(
     wanted: set[str],
     found: "Behind | None",
 ) -> Iterator[AssetCheckResult]:
-    from gazette_platform.lake.typed.checks.status import completeness_of  # noqa: PLC0415
+    from gazette_platform.lake.typed.status import completeness_of  # noqa: PLC0415
 
     try:
         counted = completeness_of(tables, spec)
@@ -450,7 +450,7 @@ def _compared(
     context: AssetExecutionContext, raw: TableSpec, spec: TypedSpec, spark: str
 ) -> AssetCheckResult:
     """What reading journals again shows, of the run's partitions; if it has none, of all."""
-    from gazette_platform.lake.typed.checks.recount import Recounter  # noqa: PLC0415
+    from gazette_platform.lake.typed.recount import Recounter  # noqa: PLC0415
 
     has_partitions = context.has_partition_key or context.has_partition_key_range
     tables = context.resources.lake.typed_catalog(context.resources.metastore.client())

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake import TableSpec
     from gazette_platform.lake.spec.typed import TypedSpec
-    from gazette_platform.lake.typed.checks.status import Completeness
     from gazette_platform.lake.typed.planning.ranges import Hole
     from gazette_platform.lake.typed.planning.state import Counts, TypedState
     from gazette_platform.lake.typed.runs.journals import Behind
+    from gazette_platform.lake.typed.status import Completeness
     from gazette_platform.lake.typed.tables.progress import TypedProgress
 
 # What is not a row after that is late, where runs go on without end; three runs may have passed by then.

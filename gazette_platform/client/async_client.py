@@ -190,6 +190,7 @@ class AsyncClient(AsyncClosing):
         subtract_registers: LabelSet | None = None,
         suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME,
         min_revision: int = 0,
+        with_sum: bool = True,
     ) -> AppendResult:
         """Append all of `data` as one span: readers see all of it or nothing.
 
@@ -207,6 +208,7 @@ class AsyncClient(AsyncClosing):
             subtract_registers: labels to remove from the registers; needs content.
             suspend: what to do about a suspended journal, or whether to suspend it.
             min_revision: what `apply` returned elsewhere; the broker waits until it has seen it.
+            with_sum: whether the result needs the SHA-1. Large appends take less time without.
 
         Returns: where it was committed.
         Raises: StatusError: refused, nothing was appended; TransportError: the outcome is unknown.
@@ -221,6 +223,7 @@ class AsyncClient(AsyncClosing):
             subtract_registers=subtract_registers,
             suspend=suspend,
             min_revision=min_revision,
+            with_sum=with_sum,
         )
         return await append(self._transport, _journal(journal), Content(data), options)
 

@@ -60,7 +60,7 @@ class AppendResult:
     end: int
     """Offset after the last byte."""
     sha1: bytes
-    """SHA-1 of the appended bytes, 20 bytes; zeros for an empty append."""
+    """SHA-1 of the appended bytes, 20 bytes; zeros for an empty append, and mostly for one without `with_sum`."""
     registers: LabelSet
     """Registers of the journal after the append."""
     header: Header

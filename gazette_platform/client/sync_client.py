@@ -266,6 +266,7 @@ class Client(Closing):
         subtract_registers: LabelSet | None = None,
         suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME,
         min_revision: int = 0,
+        with_sum: bool = True,
     ) -> AppendResult:
         """As `AsyncClient.append`. Iterables are pulled by a thread, so they may block."""
         if not isinstance(data, bytes | bytearray | memoryview | AsyncIterable):
@@ -280,6 +281,7 @@ class Client(Closing):
                 subtract_registers=subtract_registers,
                 suspend=suspend,
                 min_revision=min_revision,
+                with_sum=with_sum,
             )
         )
 

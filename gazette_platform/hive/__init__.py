@@ -11,6 +11,7 @@ about a millisecond a call, and about 20 ms a new Hive partition on the server.
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, Self, final
@@ -26,25 +27,45 @@ from gazette_platform.hive.model import (
     HivePartition,
     HiveTable,
     StorageFormat,
-    partition_name,
-)
-from gazette_platform.hive.thrift import (
-    TBinaryProtocol,
-    TBufferedTransport,
-    TException,
-    TSocket,
-    TTransportException,
     hive_client,
+    partition_name,
     ttypes,
 )
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from gazette_platform.ops.clock import Clock
+    from thrift.protocol.TBinaryProtocol import TBinaryProtocol  # type: ignore[import-untyped]
+    from thrift.Thrift import TException  # type: ignore[import-untyped]
+    from thrift.transport.TSocket import TSocket  # type: ignore[import-untyped]
+    from thrift.transport.TTransport import (  # type: ignore[import-untyped]
+        TBufferedTransport,
+        TTransportException,
+    )
 
+    from gazette_platform.ops.clock import Clock
+else:
+    try:
+        from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+        from thrift.Thrift import TException
+        from thrift.transport.TSocket import TSocket
+        from thrift.transport.TTransport import TBufferedTransport, TTransportException
+    except ImportError:
+
+        class TException(Exception):
+            """Never raised."""
+
+        class TTransportException(TException):
+            """Never raised."""
+
+        def TSocket(*_: object) -> Any:  # noqa: N802  Thrift's name
+            """Raises: SetupError: there is no Thrift."""
+            return required("thrift", extra="lake", by="Metastore clients")
+
+        TBinaryProtocol = TBufferedTransport = TSocket
 
 __all__ = [
     "CSV_ESCAPE",
@@ -73,6 +94,9 @@ _TABLE_LOCK_WAIT_S = 30.0
 _LEAST_S = 2.0
 # Parameter of an Iceberg table: the file that says all of it.
 _METADATA = "metadata_location"
+
+# Thrift logs each failure to connect that it raises, too, as an error: what is raised is reported, and once.
+logging.getLogger("thrift.transport.TSocket").setLevel(logging.CRITICAL)
 
 
 @final

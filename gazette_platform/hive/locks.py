@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.hive.thrift import ttypes
+from gazette_platform.hive.model import ttypes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

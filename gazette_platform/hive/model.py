@@ -1,15 +1,38 @@
-"""What the metastore stores, as plain values, and its translation to and from Thrift."""
+"""What the metastore stores, as plain values, and its translation to and from Thrift.
+
+PyIceberg installs the generated types. They are loaded by name because this repository has a folder ``hive_metastore``
+too (IDL and templates, no Python), which tools that look at the source tree would take for the package. And only when they
+are used: that takes a second, and whoever wants table specs alone may not have them.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.hive.thrift import ttypes
+from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+@final
+class _Types:
+    """The module of generated types, once the first is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        module = required("hive_metastore.ttypes", extra="lake", by="Metastore clients")
+        return getattr(module, name)
+
+
+ttypes: Any = _Types()
+
+
+def hive_client(protocol: Any) -> Any:
+    """A generated client that speaks `protocol`."""
+    module = required("hive_metastore.ThriftHiveMetastore", extra="lake", by="Metastore clients")
+    return module.Client(protocol)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

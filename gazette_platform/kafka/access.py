@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, final
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.kafka.topics import PARTITION, TOPIC
+from gazette_platform.kafka.topics import PARTITION, TOPIC, is_topic_name
 from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.auth import Capability, Unauthenticated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from gazette_platform.kafka.topics import Partition, Topic
     from gazette_platform.protocol import JournalSpec
@@ -135,9 +135,8 @@ class Access:
 
         Raises: KafkaError: the client might not do this if the topic existed.
         """
-        labels = {"name": f"{prefix}{topic}/part=000", TOPIC: topic, PARTITION: "0"}
         claims = self._now
-        if not claims.capability & capability or not claims.match(LabelSet.of(labels)):
+        if not claims.capability & capability or not claims.match(_new_labels(topic, prefix)):
             raise _topic_error(capability, topic)
 
     def check_specs(self, topic: str, specs: Iterable[JournalSpec]) -> None:
@@ -172,6 +171,41 @@ class Access:
     ) -> None:
         """Raises: KafkaError: the client may do nothing with groups, or not this with groups of others."""
         self.check_any(capability, ErrorCode.group_authorization_failed, of_all=of_all)
+
+
+def may_subject(
+    claims: Claims, capability: int, subject: str, topics: Mapping[str, Topic], prefix: str
+) -> bool:
+    """Whether a token allows something with a subject of schemas: what it allows with the topic of the subject.
+
+    Subjects other than ``<topic>-key`` and ``<topic>-value`` need a token for all journals.
+
+    Args:
+        capability: one of these is enough.
+        topics: that exist, by name.
+        prefix: of journals of topics that clients make.
+    """
+    if not claims.capability & capability or claims.is_for_all:
+        return bool(claims.capability & capability)
+    name = (
+        subject.removesuffix("-value")
+        if subject.endswith("-value")
+        else subject.removesuffix("-key")
+    )
+    if name == subject or not is_topic_name(name):
+        return False
+    topic = topics.get(name)
+    if topic is None:
+        return claims.match(_new_labels(name, prefix))
+    seen = [
+        claims.match(each.listing.spec.label_set_with_name()) for each in topic.partitions.values()
+    ]
+    return all(seen) if capability in {Capability.APPEND, Capability.APPLY} else any(seen)
+
+
+def _new_labels(topic: str, prefix: str) -> LabelSet:
+    """Of the first journal of a topic that a client would make."""
+    return LabelSet.of({"name": f"{prefix}{topic}/part=000", TOPIC: topic, PARTITION: "0"})
 
 
 @final

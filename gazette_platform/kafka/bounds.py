@@ -1,17 +1,22 @@
-"""What all connections of a gateway may hold at a time, how many parts a request may have, and how often the log names clients."""
+"""What all connections of a gateway may hold at a time, and one journal of it; how many parts a request has; how often the log names clients."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
 
+from kio.schema.errors import ErrorCode
+
+from gazette_platform.kafka.failures import KafkaError
 from gazette_platform.kafka.produce_wire import PARTS_MAX
 
 if TYPE_CHECKING:
     from asyncio import Future
+    from collections.abc import Mapping
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +65,128 @@ class Budget:
             if not future.done():
                 self.free -= size
                 future.set_result(None)
+
+
+_STUCK_S: Final = 5.0
+_SHARES_MAX: Final = 10_000
+
+
+@final
+class Share:
+    """The part of a room that one name may take, so that the rest is left to others.
+
+    Args:
+        name: for errors.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name = name
+        self._limit = limit
+        self._room = Budget(limit)
+        self._moved_at = 0.0
+        self._askers = 0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether some of it is taken, or about to be."""
+        return self._askers > 0 or self._room.free < self._limit
+
+    async def take(self, size: int) -> int:
+        """As of `Budget`. Raises: KafkaError: it is full, and nothing is given back for a while."""
+        now = asyncio.get_running_loop().time()
+        if not self.is_used:
+            self._moved_at = now
+        if size > self._room.free and now - self._moved_at > _STUCK_S:
+            raise self._stuck()
+        self._askers += 1
+        try:
+            async with asyncio.timeout(_STUCK_S):
+                return await self._room.take(size)
+        except TimeoutError as err:
+            raise self._stuck() from err
+        finally:
+            self._askers -= 1
+
+    def add(self, size: int) -> None:
+        """As of `Budget`."""
+        self._room.add(size)
+
+    def give(self, size: int) -> None:
+        """As of `Budget`."""
+        self._moved_at = asyncio.get_running_loop().time()
+        self._room.give(size)
+
+    def _stuck(self) -> KafkaError:
+        return KafkaError(
+            ErrorCode.not_enough_replicas,
+            f"{self._name}: {self._limit - self._room.free} bytes wait for appends that make no progress; try again",
+        )
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Held:
+    """What someone has of each room."""
+
+    rooms: list[tuple[Budget | Share, int]] = field(default_factory=list)
+
+    def add(self, size: int) -> None:
+        """Take more without waiting."""
+        for room, _ in self.rooms if size > 0 else ():
+            room.add(size)
+        self.rooms = [(room, taken + max(0, size)) for room, taken in self.rooms]
+
+    def give(self) -> None:
+        """Give all of it back."""
+        for room, taken in self.rooms:
+            room.give(taken)
+        self.rooms = []
+
+
+@final
+class Room:
+    """Room for all. Each name may take a part of it; if nothing of a part is given back, others go on.
+
+    Args:
+        limit: bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._common = Budget(limit)
+        self._shares: dict[str, Share] = {}
+
+    @property
+    def free(self) -> int:
+        """Bytes that are not taken."""
+        return self._common.free
+
+    async def take(self, size: int, parts: Mapping[str, int]) -> Held:
+        """Wait for room.
+
+        Args:
+            parts: the names that it is for, and how many such parts the room has.
+
+        Raises: KafkaError: a name has its part already, and is stuck. Cancellation: safe.
+        """
+        held = Held()
+        try:
+            for name, count in parts.items():
+                share = self._share(name, self._limit // count)
+                held.rooms.append((share, await share.take(size)))
+            held.rooms.append((self._common, await self._common.take(size)))
+        except BaseException:
+            held.give()
+            raise
+        return held
+
+    def _share(self, name: str, limit: int) -> Share:
+        share = self._shares.get(name)
+        if share is None:
+            if len(self._shares) >= _SHARES_MAX:
+                self._shares = {n: each for n, each in self._shares.items() if each.is_used}
+            share = self._shares[name] = Share(name, limit)
+        return share
 
 
 @final

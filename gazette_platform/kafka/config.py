@@ -1,14 +1,17 @@
-"""The settings of a Kafka gateway. Needs no extra."""
+"""The settings of a Kafka gateway, and of one in a process of its own. Needs no extra."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
 from urllib.parse import urlsplit
 
+from typing_extensions import override
+
+from gazette_platform.client import ClientConfig
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import validate_journal_name, validate_store_url
-from gazette_platform.serving.config import check_setting, expect_setting
+from gazette_platform.serving.config import ServerConfig, check_setting, expect_setting
 
 _PORT_MAX: Final = 65535
 
@@ -129,3 +132,42 @@ def _check_registry(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValidationError(f"expected http://HOST:PORT or https://HOST, got {parts.scheme}:")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewayConfig(ServerConfig):
+    """What `gazette serve-kafka` was asked for: a gateway in a process of its own, whose peers are the brokers.
+
+    Raises: ValidationError: a value is out of range, or names something that does not exist.
+    """
+
+    flags: ClassVar[str] = "kafka"
+
+    etcd_prefix: str = "/gazette/cluster"
+    """Of the brokers."""
+
+    broker_address: str = "http://localhost:8080"
+    """URL of a broker, or of several, with commas between them."""
+
+    kafka: KafkaConfig = field(default_factory=KafkaConfig)
+    """Of the gateway."""
+
+    @override
+    def _check_own(self) -> None:
+        try:
+            _ = self.brokers  # checked when built
+        except ValidationError as err:
+            raise err.within("broker") from None
+
+    @property
+    def brokers(self) -> ClientConfig:
+        """How to reach the brokers."""
+        files = self.peer_tls
+        return ClientConfig(
+            address=self.broker_address,
+            zone=self.zone,
+            cert_file=str(files.cert_file or ""),
+            cert_key_file=str(files.cert_key_file or ""),
+            trusted_ca_file=str(files.ca_file or ""),
+            auth_keys=self.auth_keys,
+        )

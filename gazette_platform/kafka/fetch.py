@@ -26,7 +26,7 @@ from gazette_platform.kafka.records import (
     has_marks,
     schema_ids_of,
 )
-from gazette_platform.kafka.tails import ReadAhead, Tail
+from gazette_platform.kafka.tails import ReadAhead, Tail, line_bytes_max
 from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.wire import Api
 from gazette_platform.message.uuid import Flags, parse_uuid
@@ -59,6 +59,11 @@ class _Followed:
     tail: Tail
     created: int
     marks: Marks | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it gives nothing any more."""
+        return self.tail.is_closed or (self.marks is not None and self.marks.is_closed)
 
 
 @final
@@ -101,7 +106,7 @@ class Fetch:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._ahead = ReadAhead()
+        self._ahead = ReadAhead(line_bytes_max(gateway), gateway.clock.monotonic)
 
     @property
     def apis(self) -> Iterable[Api]:
@@ -174,6 +179,7 @@ class Fetch:
         followed = reads.followed.get(key)
         if (
             followed is None
+            or followed.is_closed
             or followed.tail.wanted != wanted.offset
             or followed.created != partition.listing.created
         ):
@@ -246,8 +252,9 @@ class Fetch:
                         followed.marks = Marks(ahead, followed.tail)
                     wanted.end = await followed.marks.decided(block)
             if is_committed:
-                marks, place = followed.marks, followed.tail.position + wanted.end
-                wanted.stable = place if marks is None else marks.stable
+                marks, tail = followed.marks, followed.tail
+                # Without marks nothing is undecided of what was looked at, which may be nothing yet.
+                wanted.stable = tail.head if marks is None else marks.stable
         except GazetteError as err:
             if isinstance(err, JournalReplaced):
                 self._gateway.topics.forget()
@@ -392,6 +399,7 @@ class Marks:
         if not self._is_open:
             self._ahead.begin(self._behind.position)
             self._is_open = True
+        self._ahead.used_at = self._behind.used_at
         self._forget(self._behind.position)
         end = self._behind.position + block.size
         while self._ahead.position < end or self._first_open(end) < end:
@@ -428,6 +436,11 @@ class Marks:
             if at > offset:
                 return acknowledged >= clock
         return None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+        return self._ahead.is_closed
 
     def close(self) -> None:
         """End the read."""

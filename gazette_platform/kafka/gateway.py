@@ -2,6 +2,8 @@
 
 ``/.gazette-platform/kafka<prefix>#nodes/<id>``
     A gateway, under its lease: JSON with ``host``, ``port``, and the ``broker`` it runs in (empty: none).
+``…#topics/<topic>``
+    The folder in which a topic has its partitions.
 
 Counts are metrics: a request costs an addition, a record none.
 """
@@ -24,18 +26,18 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from gazette_platform.errors import EtcdError, ValidationError
-from gazette_platform.etcd import Compare, Put
+from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.kafka.failures import KafkaError
 from gazette_platform.kafka.topics import TOPIC, Partition, Topic, TopicMap, map_topics
 from gazette_platform.keyspace import KeySpace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from prometheus_client import Metric
 
     from gazette_platform.client import AsyncClient
-    from gazette_platform.etcd import EtcdClient, KeyValue, Lease
+    from gazette_platform.etcd import EtcdClient, KeyValue, Lease, Operation
     from gazette_platform.kafka.access import Access
     from gazette_platform.kafka.config import KafkaConfig
     from gazette_platform.kafka.registry import Schemas
@@ -274,17 +276,85 @@ _STALE_S: Final = 10.0
 FRESH_S: Final = 0.5
 
 
+_OPERATIONS_MAX: Final = 60  # in a change of etcd
+_ATTEMPTS_MAX: Final = 5
+_FREE_S: Final = 60.0
+
+
+@final
+class TopicHomes:
+    """Where topics have their partitions. The first gateway that sees a topic notes it, so that all agree for as long as it exists.
+
+    Args:
+        etcd: connected.
+        prefix: of the cluster.
+    """
+
+    def __init__(self, etcd: EtcdClient, prefix: str) -> None:
+        self._etcd = etcd
+        self._root = f"{kafka_root(prefix)}topics/"
+        self._known: dict[str, tuple[str, int]] = {}  # home and revision
+        self._gone: dict[str, float] = {}
+
+    async def settle(
+        self, map_with: Callable[[Mapping[str, str]], TopicMap], now: float
+    ) -> TopicMap:
+        """Map topics by the homes that etcd has, and note those of others. Without etcd, by those that were known."""
+        try:
+            for _ in range(_ATTEMPTS_MAX):
+                await self._load()
+                found = map_with({name: home for name, (home, _) in self._known.items()})
+                if await self._note(found.homes, now):
+                    return found
+        except EtcdError as err:
+            _log.warning("homes of topics stay as they were known: %s", err)
+        return map_with({name: home for name, (home, _) in self._known.items()})
+
+    async def _load(self) -> None:
+        found = await self._etcd.range(self._root)
+        self._known = {
+            kv.key.removeprefix(self._root): (kv.value.decode(errors="replace"), kv.mod_revision)
+            for kv in found.kvs
+        }
+
+    async def _note(self, homes: Mapping[str, str], now: float) -> bool:
+        """Write homes that have changed. Returns: False: another gateway did."""
+        self._gone = {n: self._gone.get(n, now) for n in self._known.keys() - homes.keys()}
+        # A broker may list a topic some moments late.
+        writes: dict[str, Operation] = {
+            name: Delete(self._root + name) for name, at in self._gone.items() if now - at > _FREE_S
+        }
+        for name, home in homes.items():
+            if name not in self._known or self._known[name][0] != home:
+                writes[name] = Put(self._root + name, home.encode())
+        names = [*writes]
+        for at in range(0, len(names), _OPERATIONS_MAX):
+            some = names[at : at + _OPERATIONS_MAX]
+            compares = [
+                Compare.mod(self._root + name, self._known.get(name, ("", 0))[1]) for name in some
+            ]
+            if not (await self._etcd.txn(compares, [writes[name] for name in some])).succeeded:
+                return False
+        return True
+
+
 @final
 class Topics:
     """The topics of the cluster, listed again when they are too old or one is not found.
 
     Attributes:
         asked: how often partitions were looked up.
+
+    Args:
+        homes: of topics.
+        prefix: of journals of topics that clients make.
     """
 
-    def __init__(self, client: AsyncClient, clock: Clock) -> None:
+    def __init__(self, client: AsyncClient, clock: Clock, homes: TopicHomes, prefix: str) -> None:
         self._client = client
         self._clock = clock
+        self._homes = homes
+        self._prefix = prefix
         self._map = TopicMap()
         self._listed_at = -_STALE_S
         self._took_s = 0.0
@@ -300,7 +370,10 @@ class Topics:
         async with self._listing:
             if max(asked_at, self._clock.monotonic() - age_s) > self._listed_at:
                 began_at = self._clock.monotonic()
-                self._map = map_topics(await self._client.list(TOPIC))
+                listings = await self._client.list(TOPIC)
+                self._map = await self._homes.settle(
+                    lambda homes: map_topics(listings, homes, prefix=self._prefix), began_at
+                )
                 self._listed_at = began_at
                 self._took_s = self._clock.monotonic() - began_at
                 self._warn(frozenset(self._map.problems))

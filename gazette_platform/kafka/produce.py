@@ -25,7 +25,7 @@ from gazette_platform.errors import (
     WrongAppendOffset,
 )
 from gazette_platform.kafka.batches import read_batch
-from gazette_platform.kafka.bounds import Budget
+from gazette_platform.kafka.bounds import Room
 from gazette_platform.kafka.bulk_lines import bulk_lines
 from gazette_platform.kafka.failures import KafkaError, Refused, code_of
 from gazette_platform.kafka.produce_wire import LEAST, MOST, Appended, read_produce
@@ -119,25 +119,29 @@ class Produce:
             raise KafkaError(ErrorCode.invalid_record, "a request holds no batch for a partition")
         batch = read_batch(data.records, limit=self._limit(partition))
         lane = self._lanes.get(partition.journal)
-        room = await self._lanes.room.take(len(batch.data) + batch.count * _LINE_BYTES)
+        size = len(batch.data) + batch.count * _LINE_BYTES
+        try:
+            held = await self._lanes.room.take(
+                size, {partition.journal: _OF_JOURNAL, topic: _OF_TOPIC}
+            )
+        except KafkaError:
+            lane.refuse(_claim_of(batch))
+            raise
         try:
             pending = await self._pending(call, partition, lane, batch)
         except BaseException:
-            self._lanes.room.give(room)
+            held.give()
             raise
-        surplus = max(0, len(pending.lines.content) - room)
-        self._lanes.room.add(surplus)
-        pending.done.add_done_callback(lambda _: self._lanes.room.give(room + surplus))
+        held.add(len(pending.lines.content) - size)
+        pending.done.add_done_callback(lambda _: held.give())
         self._gateway.metrics.took("in", batch.count, len(data.records))
         return pending.done
 
     async def _pending(self, call: Call, partition: Partition, lane: Lane, batch: Batch) -> Pending:
         """Put the lines of a batch into its lane. Raises: GazetteError: the records cannot be taken."""
-        producer, flags, claim, find = None, Flags.OUTSIDE_TXN, None, None
+        producer, flags, claim, find = None, Flags.OUTSIDE_TXN, _claim_of(batch), None
         if len(batch.data) > _LARGE_BYTES:
             await asyncio.sleep(0)  # others have their turn between large batches
-        if batch.producer_id >= 0:
-            claim = Claim(batch.producer_id, batch.epoch, batch.base_sequence, batch.count)
         if batch.is_transactional:
             if claim is None or partition.form is Form.PLAIN:
                 raise KafkaError(
@@ -206,6 +210,13 @@ class Produce:
         return call.new("ProduceResponse", responses=tuple(topics))
 
 
+def _claim_of(batch: Batch) -> Claim | None:
+    """What the producer of a batch says of its place; None: it is not idempotent."""
+    if batch.producer_id < 0:
+        return None
+    return Claim(batch.producer_id, batch.epoch, batch.base_sequence, batch.count)
+
+
 async def _outcome(part: asyncio.Future[int] | GazetteError, deadline: float) -> int | GazetteError:
     """The offset of the first record of a batch, or why there is none."""
     if isinstance(part, GazetteError):
@@ -248,6 +259,9 @@ _APPEND_BYTES: Final = 4 << 20
 _ATTEMPTS_MAX: Final = 8
 _NAMED_ATTEMPTS: Final = 4
 _LANES_MAX: Final = 4096
+# What one journal, and one topic, may take of the room: the rest is for others, if it is stuck.
+_OF_JOURNAL: Final = 8
+_OF_TOPIC: Final = 4
 _FAILED_MAX: Final = 1024
 _LEAST_CLOCK: Final = 1
 _AHEAD_S_MAX: Final = 24 * 3600
@@ -304,6 +318,7 @@ class Lane:
         self._head = -1  # -1: not known
         self._sequences = Sequences()
         self._failed: dict[int, tuple[int, int]] = {}
+        self._appended: list[Pending] = []  # at present
 
     @property
     def is_idle(self) -> bool:
@@ -333,13 +348,13 @@ class Lane:
     async def _run(self) -> None:
         try:
             while self._queue:
-                group = self._take()
+                group = self._appended = self._take()
                 try:
                     await self._append(group)
                 except Exception as err:  # noqa: BLE001  it ends these batches, and no others
                     self._fail(group, err)
         finally:
-            self._task = None
+            self._task, self._appended = None, []
             for pending in self._queue:
                 pending.done.cancel()
 
@@ -359,7 +374,7 @@ class Lane:
 
     def _fail(self, group: list[Pending], error: Exception) -> None:
         self._head = -1
-        self._remember_failed(group)
+        self._remember_failed([each.claim for each in group if each.claim and not each.done.done()])
         if not isinstance(error, GazetteError):
             self._gateway.faults.report("kafka", f"append to {self._journal}", error)
         elif code_of(error) is ErrorCode.unknown_topic_or_partition:
@@ -369,9 +384,15 @@ class Lane:
                 pending.done.set_exception(KafkaError(code_of(error), str(error)))
                 pending.done.exception()  # the client may be gone, and not ask
 
-    def _remember_failed(self, group: list[Pending]) -> None:
+    def refuse(self, claim: Claim | None) -> None:
+        """Note that a batch is not taken. If earlier ones of its producer wait, what becomes of these counts."""
+        others = (each.claim for each in (*self._appended, *self._queue))
+        if claim and all(each is None or each.producer_id != claim.producer_id for each in others):
+            self._remember_failed([claim])
+
+    def _remember_failed(self, claims: Iterable[Claim]) -> None:
         """Remember where producers have to go on, so that no batch after one that failed is taken for their first."""
-        for claim in [each.claim for each in group if each.claim and not each.done.done()]:
+        for claim in claims:
             if self._failed.get(claim.producer_id, (-1, 0))[0] != claim.epoch:
                 self._failed[claim.producer_id] = claim.epoch, claim.first
         while len(self._failed) > _FAILED_MAX:
@@ -400,11 +421,12 @@ class Lane:
             try:
                 result = await self._gateway.client.append(
                     self._journal,
-                    b"".join([pending.lines.content for pending in group]),
+                    [pending.lines.content for pending in group],
                     offset=self._head if named else 0,
                     check_registers=edit.check,
                     union_registers=edit.union,
                     subtract_registers=edit.subtract,
+                    with_sum=False,
                 )
             except (RegisterMismatch, WrongAppendOffset):
                 self._head = -1
@@ -543,7 +565,7 @@ class Lanes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._lanes: dict[str, Lane] = {}
-        self.room = Budget(gateway.config.buffer_bytes_max)
+        self.room = Room(gateway.config.buffer_bytes_max)
         self._producer = new_producer_id()
         self._clock = 0
 

@@ -9,7 +9,7 @@
 ``…#schemas/last``
     The id that was given last.
 ``…#schemas/bytes``
-    Bytes of all texts.
+    Bytes of all texts and subjects.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ SCHEMAS_MAX: Final = 100_000
 TEXTS_BYTES_MAX: Final = 256 << 20
 """Of all schemas: etcd has 2 GiB for all that a cluster keeps."""
 _SUBJECT_MAX: Final = 255
+_SUBJECT_BYTES: Final = 200  # what a subject takes in etcd beside its name, about
 _ATTEMPTS_MAX: Final = 20
 _CODECS_MAX: Final = 1000
 _BATCH_IDS_MAX: Final = 100
@@ -283,13 +284,14 @@ class EtcdSource:
     async def close(self) -> None:
         """As of `Source`: the connection is not its own."""
 
-    async def subjects(self) -> list[str]:
-        """Their names."""
+    async def subjects(self, *, schema_id: int = 0) -> list[str]:
+        """Names of those that have versions; or only of those that have one schema."""
         prefix = f"{self._root}/subjects/"
         found = await self._etcd.range(prefix)
-        return [
-            kv.key.removeprefix(prefix) for kv in found.kvs if orjson.loads(kv.value)["versions"]
-        ]
+        versions = {
+            kv.key.removeprefix(prefix): orjson.loads(kv.value)["versions"] for kv in found.kvs
+        }
+        return [n for n, ids in versions.items() if (schema_id in ids if schema_id else ids)]
 
     async def subject(self, name: str) -> Subject:
         """A subject; one that does not exist has no versions. Raises: ValidationError: no subject may have the name."""
@@ -351,17 +353,12 @@ class EtcdSource:
                 Compare.mod(digest_key, known.mod_revision if known else 0),
             ]
             puts = [Put(self._subject_key(subject), new.value())]
+            size = (0 if known else len(text)) + _size_of_new(subject, found)
+            await self._count(size, compares, puts)
             if known is None:
                 compares.append(Compare.mod(last_key, last.mod_revision if last else 0))
                 number = str(schema_id).encode()
-                held = await self._etcd.get(f"{self._root}/bytes")
-                size = (int(held.value) if held else 0) + len(text)
-                if size > TEXTS_BYTES_MAX:
-                    raise ValidationError(
-                        f"all schemas have {TEXTS_BYTES_MAX} bytes, and no more are taken"
-                    )
                 puts += [
-                    Put(f"{self._root}/bytes", str(size).encode()),
                     Put(last_key, number),
                     Put(digest_key, number),
                     Put(f"{self._root}/ids/{schema_id}", text.encode()),
@@ -369,6 +366,20 @@ class EtcdSource:
             if (await self._etcd.txn(compares, puts)).succeeded:
                 return schema_id
         raise EtcdError(f"{subject}: others change the schemas at the same time (try again)")
+
+    async def _count(self, size: int, compares: list[Compare], puts: list[Put]) -> None:
+        """Add to a change what it keeps. Raises: ValidationError: all schemas have too many bytes."""
+        if not size:
+            return
+        key = f"{self._root}/bytes"
+        held = await self._etcd.get(key)
+        total = size + (int(held.value) if held else 0)
+        if total > TEXTS_BYTES_MAX:
+            raise ValidationError(
+                f"all schemas and subjects have {TEXTS_BYTES_MAX} bytes, and no more are taken"
+            )
+        compares.append(Compare.mod(key, held.mod_revision if held else 0))
+        puts.append(Put(key, str(total).encode()))
 
     async def check(self, subject: Subject, text: str, *, only: int = 0) -> None:
         """Ask whether a schema may become the next version.
@@ -395,10 +406,16 @@ class EtcdSource:
             found = await self.subject(subject)
             new = replace(found, compatibility=level)
             key = self._subject_key(subject)
-            put = Put(key, new.value())
-            if (await self._etcd.txn((Compare.mod(key, found.revision),), (put,))).succeeded:
+            compares, puts = [Compare.mod(key, found.revision)], [Put(key, new.value())]
+            await self._count(_size_of_new(subject, found), compares, puts)
+            if (await self._etcd.txn(compares, puts)).succeeded:
                 return
         raise EtcdError(f"{subject}: others change it at the same time (try again)")
+
+
+def _size_of_new(name: str, found: Subject) -> int:
+    """Bytes that a subject takes, if it does not exist yet."""
+    return 0 if found.revision else len(name.encode()) + _SUBJECT_BYTES
 
 
 def normal_text(text: str) -> str:

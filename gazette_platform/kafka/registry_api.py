@@ -1,7 +1,8 @@
 """The REST API of the gateways' own registry of schemas: what Confluent's clients call, for Avro.
 
 Callers send a token as a bearer, or as the password of Basic (``basic.auth.user.info``). READ or APPEND lets them read; APPEND
-lets them add schemas, and APPLY change what is asked of new ones.
+lets them add schemas, and APPLY change what is asked of new ones: of the topics that the token covers. What is hidden is answered
+as what does not exist.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 import orjson
 from aiohttp import web
 
-from gazette_platform.errors import EtcdError, GazetteError, ValidationError
-from gazette_platform.kafka.gateway import kafka_root
+from gazette_platform.errors import EtcdError, GazetteError, TransportError, ValidationError
+from gazette_platform.kafka.access import may_subject
+from gazette_platform.kafka.gateway import FRESH_S, kafka_root
 from gazette_platform.kafka.registry import (
     LEVELS,
     EtcdSource,
@@ -28,14 +30,16 @@ from gazette_platform.protocol.auth import Capability, Unauthenticated
 from gazette_platform.serving.http_server import HttpServer, Origins, RestRoutes, caller_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
     from ssl import SSLContext
 
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.kafka.config import KafkaConfig
+    from gazette_platform.kafka.gateway import Topics
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.network import HostGuard
     from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.auth import Authenticator
 
 _TYPE: Final = "application/vnd.schemaregistry.v1+json"
@@ -70,11 +74,17 @@ class RegistryApi:
     Args:
         source: of schemas.
         auth: verifies tokens.
+        topics: whose claims count.
+        prefix: of journals of topics that clients make.
     """
 
-    def __init__(self, source: EtcdSource, auth: Authenticator) -> None:
+    def __init__(
+        self, source: EtcdSource, auth: Authenticator, topics: Topics, prefix: str
+    ) -> None:
         self._source = source
         self._auth = auth
+        self._topics = topics
+        self._prefix = prefix
         self._rest = RestRoutes(Origins(()))
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
@@ -101,7 +111,7 @@ class RegistryApi:
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             try:
-                self._admit(request, needed)
+                await self._admit(request, needed)
                 return _response(await answer(request))
             except _Refused as err:
                 return _error(err.code, err)
@@ -109,24 +119,40 @@ class RegistryApi:
                 return _error(409, err)
             except ValidationError as err:
                 return _error(_BAD_SCHEMA, err)
-            except EtcdError as err:
+            except (EtcdError, TransportError) as err:
                 return _error(_STORE, err)
 
         return handle
 
-    def _admit(self, request: web.Request, needed: Capability) -> None:
-        """Raises: _Refused: the caller may not do this."""
+    def _claims_of(self, request: web.Request) -> Claims:
+        """What the caller may do. Raises: _Refused: it has no token that verifies."""
         metadata = caller_metadata(request)
         scheme, _, given = metadata.get("authorization", "").partition(" ")
         try:
             if scheme.lower() == "basic":
                 token = b64decode(given).decode().partition(":")[2]
                 metadata = {"authorization": f"Bearer {token}"}
-            claims = self._auth.authorize(metadata, Capability(0))
+            return self._auth.authorize(metadata, Capability(0))
         except (Unauthenticated, binascii.Error, UnicodeDecodeError) as err:
             raise _Refused(401, f"{err} (send a token as a bearer, or as a password)") from err
+
+    async def _admit(self, request: web.Request, needed: Capability) -> None:
+        """Raises: _Refused: the caller may not do this."""
+        claims = self._claims_of(request)
         if not claims.capability & needed:
             raise _Refused(403, f"the token lacks the capability {needed!r}")
+        subject = request.match_info.get("subject")
+        if subject is not None and not await self._seen(claims, needed, (subject,)):
+            raise _Refused(403, f"the token does not cover the topic of subject {subject}")
+
+    async def _seen(self, claims: Claims, needed: Capability, subjects: Iterable[str]) -> list[str]:
+        """The subjects that a token allows something with. Raises: TransportError: topics cannot be listed."""
+        if claims.is_for_all:
+            return list(subjects)
+        topics = (await self._topics.current(age_s=FRESH_S)).topics
+        return [
+            each for each in subjects if may_subject(claims, needed, each, topics, self._prefix)
+        ]
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         try:
@@ -159,12 +185,16 @@ class RegistryApi:
     async def _schema(self, request: web.Request) -> Any:
         number = request.match_info["id"]
         text = await self._source.text(int(number)) if _is_number(number) else None
+        claims = self._claims_of(request)
+        if text is not None and not claims.is_for_all:
+            subjects = await self._source.subjects(schema_id=int(number))
+            text = text if await self._seen(claims, _READERS, subjects) else None
         if text is None:
             raise _Refused(_NO_SCHEMA, f"schema {number} not found")
         return {"schema": text}
 
-    async def _subjects(self, _: web.Request) -> Any:
-        return await self._source.subjects()
+    async def _subjects(self, request: web.Request) -> Any:
+        return await self._seen(self._claims_of(request), _READERS, await self._source.subjects())
 
     async def _find(self, request: web.Request) -> Any:
         name = request.match_info["subject"]
@@ -232,6 +262,7 @@ class Registry:
 
     Args:
         prefix: of the cluster in etcd.
+        topics: of the cluster.
         guard: of requests that foreign pages make.
     """
 
@@ -241,6 +272,7 @@ class Registry:
         etcd: EtcdClient,
         prefix: str,
         *,
+        topics: Topics,
         auth: Authenticator,
         tls: SSLContext | None,
         guard: HostGuard,
@@ -250,7 +282,7 @@ class Registry:
         self.schemas = Schemas(RestSource(config.registry) if config.registry else own)
         self.port = 0
         self._config = config
-        self._api = RegistryApi(own, auth)
+        self._api = RegistryApi(own, auth, topics, config.prefix)
         self._tls = tls
         self._guard = guard
         self._tasks = tasks

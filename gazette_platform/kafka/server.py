@@ -22,7 +22,14 @@ from gazette_platform.kafka.coordinator.live_groups import GroupCoordinator, Liv
 from gazette_platform.kafka.coordinator.live_transactions import LiveTransactions, TxnStore
 from gazette_platform.kafka.coordinator.txn_coordinator import TxnCoordinator
 from gazette_platform.kafka.fetch import Fetch
-from gazette_platform.kafka.gateway import Gateway, KafkaMetrics, Nodes, Topics, cluster_id
+from gazette_platform.kafka.gateway import (
+    Gateway,
+    KafkaMetrics,
+    Nodes,
+    TopicHomes,
+    Topics,
+    cluster_id,
+)
 from gazette_platform.kafka.produce import Lanes, Produce
 from gazette_platform.kafka.registry_api import Registry
 from gazette_platform.kafka.tails import Offsets
@@ -41,7 +48,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.network import HostGuard
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol.auth import Unauthenticated
-from gazette_platform.serving.local import LocalChannel
+from gazette_platform.serving.in_process import LocalChannel
 from gazette_platform.serving.sockets import BACKLOG, listen
 
 if TYPE_CHECKING:
@@ -82,6 +89,7 @@ class KafkaServer:
         brokers: how to reach the brokers.
         auth: verifies the tokens of clients.
         tls: of the port; None: it is plain.
+        tasks: own what it runs; it closes them.
         guard: of requests for schemas that foreign pages make.
         channels: by endpoint, of brokers in this process.
         broker: zone and suffix of the broker whose process this is; empty: none.
@@ -98,6 +106,7 @@ class KafkaServer:
         auth: Authenticator,
         tls: SSLContext | None,
         clock: Clock,
+        tasks: TaskGroup,
         faults: Faults,
         guard: HostGuard,
         channels: Mapping[str, ClientChannel] | None = None,
@@ -105,15 +114,24 @@ class KafkaServer:
     ) -> None:
         self._config = config
         self._broker = broker
-        self._tasks = TaskGroup("kafka", faults=faults)
+        self._tasks = tasks
         self._faults = faults
         self._lease = lease
         self._etcd = etcd
         self._etcd_prefix = etcd_prefix
-        self.registry = Registry(
-            config, etcd, etcd_prefix, auth=auth, tls=tls, guard=guard, tasks=self._tasks
-        )
         self._client = AsyncClient(brokers, clock=clock, channels=channels)
+        homes = TopicHomes(etcd, etcd_prefix)
+        self._topics = Topics(self._client, clock, homes, config.prefix)
+        self.registry = Registry(
+            config,
+            etcd,
+            etcd_prefix,
+            topics=self._topics,
+            auth=auth,
+            tls=tls,
+            guard=guard,
+            tasks=self._tasks,
+        )
         self._auth = auth
         self._tls = tls
         self._clock = clock
@@ -155,7 +173,7 @@ class KafkaServer:
             tasks=self._tasks,
             faults=self._faults,
             nodes=nodes,
-            topics=Topics(self._client, self._clock),
+            topics=self._topics,
             schemas=self.registry.schemas,
             metrics=self.metrics,
         )
@@ -367,6 +385,7 @@ class BrokerWithKafka:
             ),
             auth=broker.context.auth,
             clock=SystemClock(),
+            tasks=TaskGroup("kafka", faults=self.faults),
             faults=self.faults,
             guard=HostGuard(
                 {*served.host_names, self._config.host, self._config.address(0)[0]},

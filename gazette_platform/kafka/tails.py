@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import GazetteError, OffsetJump, StatusError
+from gazette_platform.kafka.bounds import Budget
 from gazette_platform.kafka.failures import KafkaError, code_of
 from gazette_platform.kafka.records import Block, decode_lines
 from gazette_platform.kafka.sequences import Sequences
@@ -24,7 +25,7 @@ from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gazette_platform.client.read.reader import Reader
     from gazette_platform.kafka.gateway import Gateway
@@ -42,19 +43,79 @@ _VIEW_BYTES: Final = 4 << 10
 _GROWTH: Final = 6
 _LINE_REST_BYTES: Final = 1 << 10
 _PRIMARY_S: Final = 3.0
+_TURN_S: Final = 1.0
+_UNUSED_S: Final = 35.0  # longer than a consumer waits
 
 
 @final
 class ReadAhead:
-    """Bytes that all tails of the process hold."""
+    """Bytes that all tails of the process hold.
 
-    def __init__(self) -> None:
+    Once they hold `_TOTAL_BYTES`, a tail that has whole lines reads no more. One that has only a part of a line longer than
+    `_AHEAD_BYTES` waits for its turn: such tails read on one after the other. Those that are not used give up what they hold.
+
+    Attributes:
+        held: bytes of all tails.
+
+    Args:
+        line_max: bytes of the longest line.
+        now: gives seconds of a clock that never goes back.
+    """
+
+    def __init__(self, line_max: int, now: Callable[[], float]) -> None:
+        self.line_max = line_max
+        self.now = now
         self.held = 0
+        self._tails: dict[Tail, int] = {}
+        self._waiting: dict[Tail, None] = {}
+        self._grower: Tail | None = None
 
     @property
     def is_full(self) -> bool:
         """Whether tails that hold something read no more."""
         return self.held >= _TOTAL_BYTES
+
+    def note(self, tail: Tail, size: int) -> None:
+        """Note what a tail holds."""
+        self.held += size - self._tails.pop(tail, 0)
+        if size:
+            self._tails[tail] = size
+
+    def may_grow(self, tail: Tail) -> bool:
+        """Whether a tail may read on that has a part of a long line. Otherwise it asks again."""
+        if self._grower is tail or not self.is_full:
+            self._waiting.pop(tail, None)
+            return True
+        self._waiting[tail] = None
+        self._shed()
+        is_first = next(iter(self._waiting), None) is tail
+        if self._grower is None and is_first and self.held < _TOTAL_BYTES + self.line_max:
+            self._waiting.pop(tail)
+            self._grower = tail
+            tail.moved_at = self.now()
+            return True
+        return False
+
+    def waits(self, tail: Tail) -> bool:
+        """Whether a tail asks for its turn."""
+        return tail in self._waiting
+
+    def end_turn(self, tail: Tail) -> None:
+        """A tail has its line, or is closed."""
+        self._waiting.pop(tail, None)
+        if self._grower is tail:
+            self._grower = None
+        for following in self._waiting:
+            following.look()
+            break
+
+    def _shed(self) -> None:
+        """Close large tails that no one asks for, or that stay as they are although they are asked for."""
+        limit = self.now() - _UNUSED_S
+        for tail, size in [*self._tails.items()]:
+            since = tail.used_at if tail in self._waiting else min(tail.used_at, tail.moved_at)
+            if size > _AHEAD_BYTES and since < limit:
+                tail.close()
 
 
 @final
@@ -65,7 +126,9 @@ class Tail:
         position: offset of the first byte that is held.
         wanted: offset that the consumer asks for next: it may lie in the first line, or before content that is gone.
         start: of the journal, when the tail was opened: no earlier content can be read.
-        used_at: when it was last asked, for its owner.
+        used_at: when it was last asked for; its owner sets it.
+        moved_at: when a line of it was last taken, or it began.
+        is_closed: whether it gives nothing any more.
 
     Args:
         stirred: set when there is more, or the read has failed.
@@ -78,7 +141,8 @@ class Tail:
         self.position = 0
         self.wanted = 0
         self.start = 0
-        self.used_at = 0.0
+        self.used_at = self.moved_at = ahead.now()
+        self.is_closed = False
         self._gateway = gateway
         self._ahead = ahead
         self._stirred = stirred
@@ -88,12 +152,11 @@ class Tail:
         self._pieces: list[bytes | memoryview] = []  # what comes after it
         self._pieces_bytes = 0
         self._has_more = False  # lines that end in them
-        self._counted = 0  # bytes, by the process
         self._head = 0
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: GazetteError | None = None
-        self._line_max = line_bytes_max(gateway)
+        self._line_max = ahead.line_max
 
     async def open(self, partition: Partition, offset: int) -> None:
         """Begin at the record that holds the byte at `offset`, or at its end if that is the end of one before.
@@ -126,23 +189,21 @@ class Tail:
 
     async def _line_begin(self, offset: int) -> int:
         """The begin of the line that holds the byte at `offset`."""
-        size = 1
-        while offset > self.start:
-            begin = max(self.start, offset - size)
+        end, size = offset, 1
+        while end > self.start:
+            begin = max(self.start, end - size)
             reader = self._gateway.client.read(
-                self.journal, begin, end_offset=offset, on_jump="continue"
+                self.journal, begin, end_offset=end, on_jump="continue"
             )
             async with reader:
                 found = await reader.read()
             newline = found.rfind(_NEWLINE)
-            if newline >= 0:
-                return offset - len(found) + newline + 1
-            if begin == self.start:
-                return offset - len(found)
-            if size > self._line_max:
+            if newline >= 0 or len(found) < end - begin:  # or what comes before is gone
+                return end - len(found) + newline + 1
+            if offset - begin > self._line_max:
                 raise KafkaError(ErrorCode.corrupt_message, f"{self.journal}: a line is too long")
-            size = min(max(_BACK_BYTES, size * 4), self._line_max + 1)
-        return offset
+            end, size = begin, min(max(_BACK_BYTES, size * 4), _AHEAD_BYTES)
+        return end
 
     async def _pump(self, created: int) -> None:
         try:
@@ -166,7 +227,10 @@ class Tail:
                 self._take(piece)
                 while self._is_full():
                     self._room.clear()
-                    await self._room.wait()
+                    limit_s = _TURN_S if self._ahead.waits(self) else None
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(limit_s):
+                            await self._room.wait()
         except OffsetJump:
             return False
         return True
@@ -185,9 +249,7 @@ class Tail:
 
     def _count(self) -> None:
         """Note what is in memory."""
-        size = len(self._content) + self._pieces_bytes
-        self._ahead.held += size - self._counted
-        self._counted = size
+        self._ahead.note(self, len(self._content) + self._pieces_bytes)
 
     def _join(self) -> None:
         """Add lines that end in the pieces. Bytes of long lines are copied once, and of others little more."""
@@ -210,13 +272,18 @@ class Tail:
             await self._room.wait()
         self.position = offset
 
+    def look(self) -> None:
+        """Ask again whether to read on."""
+        self._room.set()
+
     def _is_full(self) -> bool:
         if self._held < _AHEAD_BYTES and not self._ahead.is_full:
             return False
         if self.available:
+            self._ahead.end_turn(self)
             return True
         if self._held <= self._line_max:
-            return False
+            return self._held >= _AHEAD_BYTES and not self._ahead.may_grow(self)
         raise KafkaError(ErrorCode.corrupt_message, f"{self.journal}: a line is too long")
 
     @property
@@ -262,10 +329,13 @@ class Tail:
             self._count()
         self.position += size
         self.wanted = self.position
+        self.moved_at = self._ahead.now()
         self._room.set()
 
     def close(self) -> None:
         """End the read."""
+        self.is_closed = True
+        self._ahead.end_turn(self)
         self._set(b"")
         if self._task is not None:
             self._task.cancel()
@@ -321,11 +391,52 @@ _Place = tuple[int, int]
 
 
 @final
+class _Pieces:
+    """Makes whole lines of what is read. A long line takes room, which it waits for.
+
+    Args:
+        room: for long lines.
+        line_max: bytes of the longest.
+    """
+
+    def __init__(self, room: Budget, line_max: int) -> None:
+        self._room = room
+        self._line_max = line_max
+        self._pieces: list[bytes] = []
+        self._size = self._taken = 0
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Give room back."""
+        self._room.give(self._taken)
+
+    async def add(self, piece: bytes) -> bytes:
+        """Whole lines, as far as there are some now. Raises: KafkaError: one is too long."""
+        self._pieces.append(piece)
+        self._size += len(piece)
+        end = piece.rfind(_NEWLINE) + 1
+        if end:
+            content = b"".join(self._pieces)
+            end += len(content) - len(piece)
+            self._pieces, self._size = [content[end:]], len(content) - end
+            return content[:end]
+        if self._size > self._line_max:
+            raise KafkaError(ErrorCode.corrupt_message, "a line is too long")
+        if self._size > _AHEAD_BYTES and not self._taken:
+            self._taken = await self._room.take(self._line_max)
+        return b""
+
+
+@final
 class Offsets:
     """Answers ListOffsets and OffsetForLeaderEpoch."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._long = Budget(_TOTAL_BYTES)
 
     @property
     def apis(self) -> Iterable[Api]:
@@ -401,18 +512,14 @@ class Offsets:
             end_offset=min(head, begin + _SEARCH_BYTES),
             on_jump="continue",
         )
-        position, held = begin, b""
-        line_max = line_bytes_max(self._gateway)
+        position = begin
         if begin == head:
             return best
-        async with reader:
+        async with reader, _Pieces(self._long, line_bytes_max(self._gateway)) as pieces:
             while (last or best[0] < 0) and (chunk := await reader.read(_CHUNK_BYTES)):
-                if len(held) > line_max:
-                    raise KafkaError(ErrorCode.corrupt_message, "a line is too long")
-                held += chunk
-                end = held.rfind(b"\n") + 1
-                decode_lines(partition.form, Block(held, 0, end), look)
-                position, held = position + end, held[end:]
+                lines = await pieces.add(chunk)
+                decode_lines(partition.form, Block(lines, 0, len(lines)), look)
+                position += len(lines)
         return best
 
     async def _begin_of(self, journal: str, head: int, at_ms: int, *, last: bool) -> int:

@@ -20,6 +20,7 @@ from gazette_platform.kafka.gateway import FRESH_S
 from gazette_platform.kafka.topic_specs import (
     ALTERABLE,
     altered_spec,
+    changes_of,
     check_count,
     configs_of,
     template_of,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import JournalSpec
 
     CreateTopic = Callable[[str, Access], Awaitable[Topic]]
+    Changes = Callable[[Any, JournalSpec], Mapping[str, str | None]]
 
 _log = logging.getLogger(__name__)
 
@@ -214,8 +216,6 @@ class Metadata:
         }
 
 
-_SET: Final = 0
-_DELETE: Final = 1
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _FROM_TOPIC: Final = 1
@@ -239,6 +239,7 @@ class Admin:
         yield Api(19, "create_topics", 2, 7, self._create_topics)
         yield Api(20, "delete_topics", 1, 6, self._delete_topics)
         yield Api(32, "describe_configs", 1, 4, self._describe_configs)
+        yield Api(33, "alter_configs", 0, 2, self._replace_configs)
         yield Api(37, "create_partitions", 0, 3, self._create_partitions)
         yield Api(44, "incremental_alter_configs", 0, 1, self._alter_configs)
 
@@ -426,11 +427,26 @@ class Admin:
         )
 
     async def _alter_configs(self, call: Call) -> Any:
+        def changes(configs: Any, spec: JournalSpec) -> Mapping[str, str | None]:
+            return changes_of(
+                spec, ((each.name, each.config_operation, each.value) for each in configs)
+            )
+
+        return await self._altered(call, "IncrementalAlterConfigsResponse", changes)
+
+    async def _replace_configs(self, call: Call) -> Any:
+        def changes(configs: Any, _: JournalSpec) -> Mapping[str, str | None]:
+            return dict.fromkeys(ALTERABLE) | {each.name: each.value for each in configs}
+
+        return await self._altered(call, "AlterConfigsResponse", changes)
+
+    async def _altered(self, call: Call, kind: str, changes: Changes) -> Any:
         answers = []
         for wanted in call.request.resources:
             code, text = await _outcome(
                 self._alter,
                 wanted,
+                changes,
                 access=call.peer.access,
                 only_check=call.request.validate_only,
             )
@@ -443,27 +459,24 @@ class Admin:
                     resource_name=wanted.resource_name,
                 )
             )
-        return call.new("IncrementalAlterConfigsResponse", responses=tuple(answers))
+        return call.new(kind, responses=tuple(answers))
 
-    async def _alter(self, wanted: Any, *, access: Access, only_check: bool) -> None:
+    async def _alter(
+        self, wanted: Any, changes: Changes, *, access: Access, only_check: bool
+    ) -> None:
         """Raises: GazetteError: the configs of a topic are not changed."""
         if wanted.resource_type != _TOPIC_RESOURCE:
             raise KafkaError(
                 ErrorCode.invalid_request, "only configs of topics change (brokers have options)"
             )
-        changes: dict[str, str | None] = {}
-        for each in wanted.configs:
-            if each.config_operation not in {_SET, _DELETE}:
-                raise KafkaError(
-                    ErrorCode.invalid_config,
-                    f"{each.name} is not a list, and is only set or deleted",
-                )
-            changes[each.name] = each.value if each.config_operation == _SET else None
-        name, topics = wanted.resource_name, self._gateway.topics
-        await topics.current(age_s=0.0)
-        topic = await self._gateway.topic(access, Capability.APPLY, name)
+        gateway, name = self._gateway, wanted.resource_name
+        await gateway.topics.current(age_s=0.0)
+        topic = await gateway.topic(access, Capability.APPLY, name)
         parts = [each.listing for each in topic.partitions.values()]
-        specs = [altered_spec(each.spec, self._gateway.config, changes) for each in parts]
+        specs = [
+            altered_spec(each.spec, gateway.config, changes(wanted.configs, each.spec))
+            for each in parts
+        ]
         access.check_specs(name, specs)
         for spec in specs:
             spec.validate()
@@ -518,7 +531,7 @@ class Admin:
     async def _configs(self, access: Access, kind: int, name: str) -> dict[str, str]:
         config = self._gateway.config
         if kind == _TOPIC_RESOURCE:
-            return configs_of(await self._gateway.topic(access, Capability.LIST, name))
+            return configs_of(_spec_of(await self._gateway.topic(access, Capability.LIST, name)))
         if kind == _BROKER_RESOURCE:
             return {
                 "auto.create.topics.enable": str(config.auto_create).lower(),

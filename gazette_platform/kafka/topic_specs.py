@@ -2,14 +2,14 @@
 
 | config | is |
 |---|---|
-| `retention.ms` | the retention of fragments; -1: for ever |
+| `retention.ms` | the retention of fragments; -1: for ever. Beside the policy ``compact`` a label without effect |
 | `compression.type` | the codec of fragments: none, gzip, snappy or zstd; ``producer`` leaves the default |
 | `segment.bytes` | the length of fragments |
 | `max.message.bytes` | a label; larger batches are refused |
 | `kafka.form`, `kafka.meta` | the labels of these names |
-| `cleanup.policy` | ``delete`` only: a journal is not compacted |
+| `cleanup.policy` | labels, one for each part. ``delete`` deletes by `retention.ms`; ``compact`` keeps everything, and so the last value of each key |
 
-Others are accepted, have no effect, and are named in the log.
+CreateTopics accepts others, which have no effect, and names them in the log.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from gazette_platform.kafka.topics import FORM, META, PARTITION, TOPIC, form_of
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from gazette_platform.kafka.config import KafkaConfig
-    from gazette_platform.kafka.topics import Topic
 
 ALTERABLE: Final = frozenset(
     ("retention.ms", "segment.bytes", "compression.type", "max.message.bytes", "cleanup.policy")
 )
 """Configs of a topic that exists, which clients may change."""
 MAX_BYTES: Final = "kafka.max-message-bytes"
+POLICY: Final = "kafka.cleanup-policy"
+RETENTION: Final = "kafka.retention-ms"
+"""The retention that a topic has once it is not ``compact`` alone any more."""
 
 _MS_NS: Final = 1_000_000
 _RETENTION_MS_MAX: Final = ((1 << 63) - 1) // _MS_NS
@@ -48,6 +50,15 @@ _CODECS: Final = {
     "zstd": CompressionCodec.ZSTANDARD,
 }
 _NAMES: Final = {codec: name for name, codec in _CODECS.items()}
+_DELETE: Final = "delete"
+_COMPACT: Final = "compact"
+_BOTH: Final = f"{_COMPACT},{_DELETE}"
+_POLICIES: Final = {frozenset(each.split(",")): each for each in (_DELETE, _COMPACT, _BOTH)}
+# What IncrementalAlterConfigs does with the value of a config.
+_SET_VALUE: Final = 0
+_SET_DEFAULT: Final = 1
+_APPEND: Final = 2
+_SUBTRACT: Final = 3
 _CONTENT_TYPE: Final = "application/x-ndjson"
 _REPLICATION_MAX: Final = 9
 _PARTITIONS_MAX: Final = 10_000
@@ -121,6 +132,7 @@ def template_of(
     for name, value in configs.items():
         if value is not None:
             template = _configured(template, name, value)
+    template = _settled(template)
     if form_of(template.labels) is None:
         raise _bad(
             FORM,
@@ -145,15 +157,43 @@ def _configured(template: Template, name: str, value: str) -> Template:
         case "max.message.bytes":
             labels = labels.with_value(MAX_BYTES, str(_number(name, value, 1)))
         case "cleanup.policy":
-            if value != "delete":
-                raise _bad(
-                    name, value, "delete (journals are not compacted; tables with a key are)"
-                )
+            policy = _POLICIES.get(frozenset(part.strip() for part in value.split(",")))
+            if policy is None:
+                raise _bad(name, value, f"{_DELETE}, {_COMPACT} or {_BOTH}")
+            labels = labels.without(POLICY)
+            for part in policy.split(",") if policy != _DELETE else ():
+                labels = labels.with_added(POLICY, part)
         case "kafka.form" | "kafka.meta":
             labels = labels.with_value(name, value)
         case _:
             return replace(template, ignored=(*template.ignored, name))
     return replace(template, fragment=fragment, labels=labels)
+
+
+def _policy_of(labels: LabelSet) -> str:
+    return ",".join(labels.values_of(POLICY)) or _DELETE
+
+
+def _settled(template: Template) -> Template:
+    """The template, whose fragments are deleted by time only if the policy says so."""
+    fragment, labels = template.fragment, template.labels
+    if _policy_of(labels) != _COMPACT or fragment.retention_ns <= 0:
+        return template
+    return replace(
+        template,
+        labels=labels.with_value(RETENTION, str(fragment.retention_ns // _MS_NS)),
+        fragment=replace(fragment, retention_ns=0),
+    )
+
+
+def _template_of_spec(spec: JournalSpec) -> Template:
+    """What a journal has of its topic; undoes `_settled`."""
+    fragment, labels, kept = spec.fragment, spec.labels, spec.labels.value_of(RETENTION)
+    if fragment.retention_ns > 0 and _policy_of(labels) == _COMPACT:
+        labels = labels.with_added(POLICY, _DELETE)  # whoever changed the spec by hand made it so
+    if fragment.retention_ns <= 0 and kept.isascii() and kept.isdigit():
+        fragment = replace(fragment, retention_ns=min(int(kept), _RETENTION_MS_MAX) * _MS_NS)
+    return Template(labels.without(RETENTION), fragment, spec.replication)
 
 
 def altered_spec(
@@ -162,7 +202,7 @@ def altered_spec(
     """The spec of a partition once configs of its topic have changed.
 
     Args:
-        changes: new values; None: the default.
+        changes: new values; None: the default. A value that a config has already changes nothing.
 
     Raises: KafkaError: a config has a value that cannot be, or none that could change.
     """
@@ -170,10 +210,12 @@ def altered_spec(
         "retention.ms": "-1",
         "segment.bytes": str(config.fragment_length),
         "compression.type": "zstd",
-        "cleanup.policy": "delete",
+        "cleanup.policy": _DELETE,
     }
-    template = Template(spec.labels, spec.fragment, spec.replication)
+    template, present = _template_of_spec(spec), configs_of(spec)
     for name, value in changes.items():
+        if value is not None and value == present.get(name):
+            continue
         if name not in ALTERABLE:
             raise KafkaError(
                 ErrorCode.invalid_config,
@@ -183,7 +225,33 @@ def altered_spec(
             template = replace(template, labels=template.labels.without(MAX_BYTES))
         else:
             template = _configured(template, name, defaults[name] if value is None else value)
+    template = _settled(template)
     return replace(spec, labels=template.labels, fragment=template.fragment)
+
+
+def changes_of(
+    spec: JournalSpec, operations: Iterable[tuple[str, int, str | None]]
+) -> dict[str, str | None]:
+    """What IncrementalAlterConfigs changes, as `altered_spec` takes it.
+
+    Args:
+        operations: the name of a config, what to do, and a value.
+
+    Raises: KafkaError: that cannot be done.
+    """
+    changes: dict[str, str | None] = {}
+    for name, operation, value in operations:
+        if operation in {_SET_VALUE, _SET_DEFAULT}:
+            changes[name] = value if operation == _SET_VALUE else None
+        elif operation in {_APPEND, _SUBTRACT} and name == "cleanup.policy":
+            parts, given = configs_of(spec)[name].split(","), (value or "").split(",")
+            others = [part for part in parts if part not in given]
+            changes[name] = ",".join(others + given * (operation == _APPEND))
+        else:
+            raise KafkaError(
+                ErrorCode.invalid_config, f"{name} is not a list, and is only set or deleted"
+            )
+    return changes
 
 
 def _codec(name: str, value: str, default: CompressionCodec) -> CompressionCodec:
@@ -208,13 +276,13 @@ def _bad(name: str, value: str, expected: str) -> KafkaError:
     return KafkaError(ErrorCode.invalid_config, f"{name}={value}: expected {expected}")
 
 
-def configs_of(topic: Topic) -> dict[str, str]:
-    """The configs of a topic, as its first journal has them."""
-    spec = next(iter(topic.partitions.values())).listing.spec
-    fragment, labels = spec.fragment, spec.labels
+def configs_of(spec: JournalSpec) -> dict[str, str]:
+    """The configs of a topic, as the spec of one of its journals has them."""
+    template = _template_of_spec(spec)
+    fragment, labels = template.fragment, template.labels
     retention = fragment.retention_ns // _MS_NS if fragment.retention_ns > 0 else -1
     found = {
-        "cleanup.policy": "delete",
+        "cleanup.policy": _policy_of(labels),
         "compression.type": _NAMES.get(fragment.codec, "producer"),
         "max.message.bytes": labels.value_of(MAX_BYTES) or str(16 << 20),
         "message.timestamp.type": "CreateTime",

@@ -293,7 +293,7 @@ LOGIN: Final = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
 """Requests that are served before a client has logged in."""
 
 DECIDED: Final = LOGIN | frozenset(
-    (*range(4), *range(8, 17), 19, 20, *range(22, 27), 28, 32, 37, 42, 44, 47, 60, 65, 66)
+    (*range(4), *range(8, 17), 19, 20, *range(22, 27), 28, 32, 33, 37, 42, 44, 47, 60, 65, 66)
 )
 """Requests whose handlers ask `Access` what the client may do. No other is served while there are keys."""
 

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.repair import MovedFile, Repair, Repairer
     from gazette_platform.lake.raw.shrinking import Look, Shrinker
     from gazette_platform.lake.raw.views import ensure_views, excluded_files
-    from gazette_platform.lake.reading.source import BrokerSource, FragmentSource, all_fragments
+    from gazette_platform.lake.reading.fragment_source import (
+        BrokerSource,
+        FragmentSource,
+        all_fragments,
+    )
     from gazette_platform.lake.settings import LakeSettings
     from gazette_platform.lake.spec.folder import (
         RefusedSpec,
@@ -103,7 +107,7 @@ _HOMES = {
     "raw.repair": "MovedFile Repair Repairer",
     "settings": "LakeSettings",
     "raw.shrinking": "Look Shrinker",
-    "reading.source": "BrokerSource FragmentSource all_fragments",
+    "reading.fragment_source": "BrokerSource FragmentSource all_fragments",
     "spec.folder": "RefusedSpec SpecFolder load_table_specs read_spec_folder",
     "spec.table_spec": "TableSpec parse_table_spec",
 }

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         frame_fixed,
         split_fixed,
     )
-    from gazette_platform.message.many import (
+    from gazette_platform.message.many_journals import (
         JournalSpan,
         MergedReader,
         read_journals,
@@ -176,7 +176,7 @@ _HOMES = {
     "gazette_platform.message.framing": (
         "FIXED_MAGIC FRAME_BYTES_MAX Decoder Framing frame_fixed split_fixed"
     ),
-    "gazette_platform.message.many": (
+    "gazette_platform.message.many_journals": (
         "JournalSpan MergedReader read_journals read_merged select_spans"
     ),
     "gazette_platform.message.publisher": (

@@ -13,7 +13,7 @@ from gazette_platform.errors import DataError, Desynchronized, ValidationError
 from gazette_platform.message.arrow_parsers import arrow_parser
 from gazette_platform.message.content_types import framing_of_labels
 from gazette_platform.message.framing import FRAME_BYTES_MAX
-from gazette_platform.message.many import JournalSpan, Nothing, Until, select_spans
+from gazette_platform.message.many_journals import JournalSpan, Nothing, Until, select_spans
 from gazette_platform.message.reading import read_committed
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.message.uuid import Flags, UuidParts

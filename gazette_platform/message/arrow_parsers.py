@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    from gazette_platform.message.many import JournalSpan
+    from gazette_platform.message.many_journals import JournalSpan
 
 # Of values of JSON within each other. Arrow's work grows with the square: 10,000 take it minutes.
 DEPTH_MAX = 1000

@@ -134,6 +134,9 @@ _IDLE_CORES_MAX = 0.25
 _GROWTH_BYTES_MIN = 4 << 20
 _VAIN_PAUSES_MAX = 24
 
+# A third of the time where others want the core as well: enough for background work not to fall behind for good.
+_NICE = 5
+
 
 def tune_malloc() -> None:
     """Call once, before any thread is started."""
@@ -161,6 +164,12 @@ def settle_memory() -> None:
 def resident_bytes() -> int:
     """What this process has of the machine's memory."""
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_way() -> None:
+    """Let other threads go first from now on. A thread calls it for itself, where the system can do that."""
+    if sys.platform == "linux":
+        os.nice(_NICE)
 
 
 async def give_back_when_idle(

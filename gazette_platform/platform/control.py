@@ -313,9 +313,8 @@ def address_table(endpoints: Endpoints) -> Table:
     table.add_column("pid", justify="right")
     pids = endpoints.pids
     for name, address in endpoints.addresses().items():
-        component = {"http": "broker-1", "console": "broker-1", "kafka": "broker-1"}.get(
-            name, name.replace("broker ", "broker-")
-        )
+        first = dict.fromkeys(("http", "console", "kafka", "registry"), "broker-1")
+        component = first.get(name, name.replace("broker ", "broker-"))
         table.add_row(name, address, str(pids.get(component, "")))
     return table
 

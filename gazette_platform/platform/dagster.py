@@ -322,7 +322,7 @@ def serve_web() -> None:
     import uvicorn  # noqa: PLC0415  an extra
     from dagster_webserver import cli  # noqa: PLC0415  an extra
 
-    from gazette_platform.platform.guard import WebGuard  # noqa: PLC0415  the other needs none
+    from gazette_platform.platform.web_guard import WebGuard  # noqa: PLC0415  the other needs none
 
     serve = uvicorn.run
 

@@ -205,6 +205,8 @@ class Endpoints:
     """The catalog of typed tables, as GAZETTE_ICEBERG_CATALOG; empty: the metastore."""
     kafka: str = ""
     """The brokers for clients of Kafka, as they want them: ``host:port,host:port``."""
+    registry: str = ""
+    """The registry of schemas of these clients."""
     pids: dict[str, int] = field(default_factory=dict)
     """Process id by name of component."""
 
@@ -240,6 +242,7 @@ class Endpoints:
             "dagster": self.dagster,
             "s3": self.s3,
             "kafka": self.kafka,
+            "registry": self.registry,
         }
         return {name: address for name, address in found.items() if address}
 

@@ -38,6 +38,8 @@ NOT_LIGHT = frozenset(OPTIONAL) - {"broker"}
 """What `--light` leaves out."""
 _BROKERS_MAX = 64
 _KAFKA_PORT = 9092
+_REGISTRY = "registry"
+_REGISTRY_PORT = 8081
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +129,8 @@ class PlatformOptions:
     @property
     def known_ports(self) -> dict[str, int]:
         """Ports that clients try by themselves, by name."""
-        return {name: _KAFKA_PORT + n for n, name in enumerate(self.kafka_names())}
+        found = {name: _KAFKA_PORT + n for n, name in enumerate(self.kafka_names())}
+        return found | dict.fromkeys(self.registry_names(), _REGISTRY_PORT)
 
     def _check_catalog(self) -> None:
         catalog = self.iceberg_catalog
@@ -201,12 +204,16 @@ class PlatformOptions:
         """Names of the ports for clients of Kafka, in the order of brokers."""
         return [f"{name}-kafka" for name in self.broker_names()] if self.kafka else []
 
+    def registry_names(self) -> list[str]:
+        """Name of the port for schemas of clients of Kafka, if there is one."""
+        return [_REGISTRY] if self.kafka else []
+
     def port_names(self) -> list[str]:
         """Every port that the platform binds, by a name that is the same in each run."""
         names = ["etcd", "etcd-peer"]
         for broker_name in self.broker_names():
             names += [broker_name, f"{broker_name}-http"]
-        names += self.kafka_names()
+        names += [*self.kafka_names(), *self.registry_names()]
         names += [servers.S3] if self.has_own_store else []
         names += [name for name in ("metastore", "trino", "dagster") if self.has(name)]
         return names + list(dagster.code_servers(self.definitions) if self.has("dagster") else ())
@@ -256,6 +263,7 @@ def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoint
         store=servers.own_store(ports[servers.S3]) if options.has_own_store else options.store,
         catalog=str(catalog) if catalog.kind != "hive" else "",
         kafka=",".join(f"{HOST}:{ports[name]}" for name in options.kafka_names()),
+        registry=f"http://{HOST}:{ports[_REGISTRY]}" if options.kafka else "",
     )
 
 
@@ -351,7 +359,7 @@ def check_extras(options: PlatformOptions) -> None:
             "with --without dagster"
         )
     if options.kafka:
-        for package in ("kio", "aiokafka", "fastavro"):
+        for package in ("kio", "aiokafka", "fastavro", "avro"):
             required(package, extra="kafka", by="clients of Kafka (--kafka)")
 
 
@@ -417,6 +425,7 @@ def components_of(
             requires=(servers.ETCD, *stores),
             environment=keys,
             kafka_port=ports.get(f"{name}-kafka", 0) if options.kafka else 0,
+            registry_port=ports[_REGISTRY] if options.kafka and number == 1 else 0,
             store=endpoints.store,
         )
         for number, name in enumerate(brokers, 1)

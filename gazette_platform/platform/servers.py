@@ -1,7 +1,7 @@
 """etcd, brokers, the metastore, the store, Trino and the writer of typed tables: how each is started, and when it is ready.
 
 Trino checks no origin of requests, so it binds a hidden address, and a guard is where it is known to be; see
-`guard`.
+`web_guard`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gazette_platform.platform.component import (
     answers_tcp,
     hidden_address,
 )
-from gazette_platform.platform.guard import GUARDED
 from gazette_platform.platform.layout import pyspark_jars
+from gazette_platform.platform.web_guard import GUARDED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,6 +90,7 @@ def broker_component(
     requires: tuple[str, ...],
     environment: Mapping[str, str] | None = None,
     kafka_port: int = 0,
+    registry_port: int = 0,
     store: str = "",
 ) -> Component:
     """One broker.
@@ -103,6 +104,7 @@ def broker_component(
         etcd: its address, as a URL.
         environment: variables with credentials of stores, if not those of this process.
         kafka_port: for clients of Kafka; 0: none.
+        registry_port: for their schemas; 0: none.
         store: of the platform, where topics go; empty: a folder.
     """
     zone = "local" if of == 1 else _ZONES[(number - 1) % len(_ZONES)]
@@ -136,6 +138,9 @@ def broker_component(
             f"--kafka.store={store or 'file:///'}",
             "--kafka.auto-create",
         )
+    if registry_port:
+        ports += (registry_port,)
+        command += (f"--kafka.registry-port={registry_port}",)
     return Component(
         name=name,
         command=command,
@@ -295,7 +300,7 @@ def typed_component(
         command=(
             sys.executable,
             "-m",
-            "gazette_platform.platform.typed",
+            "gazette_platform.platform.typed_writer",
             str(layout.tables),
             str(layout.logs / f"{TYPED}.log"),
         ),
@@ -531,7 +536,7 @@ def guard_component(*, port: int, url: str) -> Component:
         command=(
             sys.executable,
             "-m",
-            "gazette_platform.platform.guard",
+            "gazette_platform.platform.web_guard",
             f"--name={TRINO}",
             f"--host={HOST}",
             f"--port={port}",

@@ -21,6 +21,9 @@ CONTENT_CHUNK_BYTES = 512 * 1024
 # An AppendRequest without any field: the intent to commit.
 COMMIT_MARKER = b""
 
+# Metadata of an Append whose caller does not need the SHA-1 of its content, which costs as much as all else of a large one.
+NO_SUM = "gazette-no-sum"
+
 _APPEND_CONTENT_TAG = 0x22  # field 4, length-delimited
 _REPLICATE_DELTA_TAG = 0x28  # field 5, varint
 _READ_OFFSET_TAG = 0x18  # field 3, varint
@@ -36,7 +39,7 @@ def encode_append_content(content: bytes | memoryview) -> bytes:
     return b"".join((b"\x22", _varint(len(content)), content))
 
 
-def encode_append_pieces(pieces: Sequence[bytes], length: int) -> bytes:
+def encode_append_pieces(pieces: Sequence[bytes | memoryview], length: int) -> bytes:
     """As `encode_append_content`, of pieces with `length` bytes together: one copy for all of them."""
     if not length:
         raise ValueError("append content is empty, which would mean commit")

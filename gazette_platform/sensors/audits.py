@@ -34,8 +34,12 @@ from gazette_platform.lake import (
 )
 from gazette_platform.lake.catalog_settings import HIVE
 from gazette_platform.lake.raw.account_book import partition_accounts
-from gazette_platform.lake.raw.audits.fit import is_of_spec
-from gazette_platform.lake.raw.audits.fit_summary import PartitionFit, partition_fit, table_finding
+from gazette_platform.lake.raw.audits.fit import (
+    PartitionFit,
+    is_of_spec,
+    partition_fit,
+    table_finding,
+)
 from gazette_platform.lake.raw.audits.registration_status import partition_standings
 from gazette_platform.lake.raw.tables import text_columns
 

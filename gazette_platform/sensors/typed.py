@@ -135,7 +135,7 @@ def _tick(
             skip_reason="No table spec has a section `typed`.", cursor=context.cursor
         )
     # Slow to import, and every process that loads definitions loads this module.
-    from gazette_platform.lake.typed.checks.status import behind_now  # noqa: PLC0415
+    from gazette_platform.lake.typed.status import behind_now  # noqa: PLC0415
 
     clock = SystemClock()
     ends_at = clock.monotonic() + _TICK_S
@@ -212,7 +212,7 @@ def _supervised(outcome: TypedOutcome, name: str) -> Iterator[None]:
 def _published(ports: TypedPorts, raw: TableSpec, spec: TypedSpec) -> list[_Event]:
     """What to report of one table, if something was published to it since."""
     # Slow to import, and every process that loads definitions loads this module.
-    from gazette_platform.lake.typed.checks.status import (  # noqa: PLC0415
+    from gazette_platform.lake.typed.status import (  # noqa: PLC0415
         completeness_of,
         progress_of_table,
     )
@@ -243,7 +243,7 @@ def _looked_at(
     ports: TypedPorts, raw: TableSpec, spec: TypedSpec
 ) -> Iterator[AssetCheckEvaluation]:
     """What checks say of a table whose turn it is."""
-    from gazette_platform.lake.typed.checks.status import completeness_of  # noqa: PLC0415  slow to import
+    from gazette_platform.lake.typed.status import completeness_of  # noqa: PLC0415  slow to import
 
     if ports.tables.handle(spec.name).load() is not None:
         try:

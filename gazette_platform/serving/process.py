@@ -72,12 +72,12 @@ class Signals:
         starting: limits the start of the server while it is under way; the first ends it.
 
     Args:
-        flag: sets the time for leaving.
+        flag: sets the time for leaving, if one does.
     """
 
-    def __init__(self, server: Leaver, watchdog: Watchdog, *, flag: str) -> None:
+    def __init__(self, server: Leaver, watchdog: Watchdog, *, flag: str = "") -> None:
         self._server = server
-        self._flag = flag
+        self._overdue = f"--{flag} is long over" if flag else "it takes too long to leave"
         self._watchdog = watchdog
         self._loop = asyncio.get_running_loop()
         self.stop = asyncio.Event()
@@ -106,7 +106,7 @@ class Signals:
         """The server begins to leave, by a signal or by a failure. May be called by any thread."""
         limit_s = self._server.leaves_within_s
         if limit_s is not None:
-            self._watchdog.arm(limit_s, f"--{self._flag} is long over")
+            self._watchdog.arm(limit_s, self._overdue)
 
     def _hear(self) -> None:
         signal.sigwait(_NUMBERS)
@@ -182,7 +182,7 @@ class Server(Leaver, Protocol):
 def run_server(
     make: Callable[[], S],
     *,
-    flag: str,
+    flag: str = "",
     on_start: Callable[[S], None] | None = None,
     overseer: Overseer | None = None,
 ) -> None:
@@ -192,7 +192,7 @@ def run_server(
 
     Args:
         make: the server, on the event loop that it is to run on.
-        flag: sets the time for leaving, as ``broker.drain-timeout``.
+        flag: sets the time for leaving, as ``broker.drain-timeout``; empty: it is fixed.
         on_start: called once it serves.
         overseer: of this process, beside signals.
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.lake.reading.arrow_types import RefusedError
 from gazette_platform.lake.reading.json_columns import Field, JsonReader
-from gazette_platform.lake.reading.rows import read_csv_lines
+from gazette_platform.lake.reading.raw_rows import read_csv_lines
 from gazette_platform.lake.reading.sifting import BLANKS, Sifter, guess
 from gazette_platform.lake.spec.types import ColumnType
 

@@ -43,7 +43,7 @@ from gazette_platform.message.uuid import MessageClock
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.spark.frames import encoder, layout_of, stamped
-from gazette_platform.spark.offsets import Mark, Writer, advance, mark_of, reached
+from gazette_platform.spark.progress import Mark, Writer, advance, mark_of, reached
 from gazette_platform.spark.routing import (
     CARRIED_BYTES_MAX,
     Block,

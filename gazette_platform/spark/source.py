@@ -44,7 +44,15 @@ from gazette_platform.message.uuid import Flags, UuidParts
 from gazette_platform.ops import platforms
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.spark.frames import JsonFrames
-from gazette_platform.spark.offsets import (
+from gazette_platform.spark.options import (
+    DEFAULT_SCHEMA,
+    SinkOptions,
+    SourceOptions,
+    columns_of,
+    parse_options,
+    parse_sink_options,
+)
+from gazette_platform.spark.progress import (
     INITIAL,
     begins_of,
     created_of,
@@ -53,14 +61,6 @@ from gazette_platform.spark.offsets import (
     producers_of,
     reach,
     require_created,
-)
-from gazette_platform.spark.options import (
-    DEFAULT_SCHEMA,
-    SinkOptions,
-    SourceOptions,
-    columns_of,
-    parse_options,
-    parse_sink_options,
 )
 from gazette_platform.spark.reading import (
     Bounds,
@@ -85,8 +85,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from gazette_platform.client import AsyncClient
-    from gazette_platform.spark.offsets import Producers
     from gazette_platform.spark.options import Columns
+    from gazette_platform.spark.progress import Producers
     from gazette_platform.spark.reading import Journals
     from gazette_platform.spark.records import Block
 

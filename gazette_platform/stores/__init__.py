@@ -27,6 +27,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from gazette_platform.errors import StoreError, StoreUnavailable
 from gazette_platform.ops.faults import Faults, backoff_s
+from gazette_platform.ops.lru import Lru
 from gazette_platform.protocol import StoreUrl, parse_store_url
 from gazette_platform.stores.fs import FileStore
 from gazette_platform.stores.interface import (
@@ -61,6 +62,7 @@ __all__ = [
     "delete_probe",
     "health_check",
     "open_store",
+    "version_of",
 ]
 
 
@@ -76,6 +78,11 @@ _ASKED_INTERVAL_S: Final = 2.0
 # How often listings that fail may have any store checked.
 _DOUBTED_INTERVAL_S: Final = 60.0
 _SWEEP_INTERVAL_S: Final = 3600.0
+
+# Objects that were found right are believed for so many seconds, if they are not changed: the SHA-1 is half of what
+# it costs to read raw content.
+_PROVEN_S: Final = 600.0
+_PROVEN_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,6 +117,7 @@ class ActiveStore:
         self.check_asked = asyncio.Event()
         """Set to ask for a check now."""
         self._asked_at = -math.inf
+        self._proven: Lru[str, tuple[float, tuple[int, ...]]] = Lru(_PROVEN_MAX)
 
     @property
     def store(self) -> FragmentStore:
@@ -170,6 +178,19 @@ class ActiveStore:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def prove(self, path: str, version: tuple[int, ...]) -> None:
+        """Note that an object is what its name says, as it is now.
+
+        Args:
+            version: another once the object has changed, as `version_of` is of a file.
+        """
+        self._proven.put(path, (self._clock.monotonic(), version))
+
+    def is_proven(self, path: str, version: tuple[int, ...]) -> bool:
+        """Whether this version of an object was found right lately."""
+        at, proven = self._proven.get(path) or (-math.inf, ())
+        return proven == version and self._clock.monotonic() - at < _PROVEN_S
+
     async def exists(self, path: str) -> bool:
         """See `FragmentStore.exists`."""
         return await self._store.exists(path)
@@ -202,6 +223,17 @@ class ActiveStore:
     def local_path(self, path: str) -> Path | None:
         """See `FragmentStore.local_path`."""
         return self._store.local_path(path)
+
+
+def version_of(file: Path) -> tuple[int, ...]:
+    """What is another once a file has changed; for a thread.
+
+    Not its ctime: a spool that became an object has another one once its own name is removed.
+
+    Raises: OSError.
+    """
+    found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @final

@@ -47,13 +47,13 @@ from gazette_platform.broker.spool.disk import place_of
 from gazette_platform.consumer.assignments import encode_shard_spec
 from gazette_platform.consumer.protocol import ShardSource, ShardSpec
 from gazette_platform.etcd import EtcdClient, Put
-from gazette_platform.hive.thrift import ttypes
+from gazette_platform.hive.model import ttypes
 from gazette_platform.keyspace import item_key
 from gazette_platform.lake.iceberg.catalog import CatalogTables
 from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.lake.spec.typed.columns import TypedColumn
-from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import Flags, build_uuid

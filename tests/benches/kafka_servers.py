@@ -18,6 +18,7 @@ from gazette_platform.protocol import (
     JournalSpec,
     LabelSet,
 )
+from gazette_platform.testing.servers import ServerProcess
 
 SECOND_NS = 1_000_000_000
 # A JVM beside a broker keeps it waiting for longer than most tests do.
@@ -92,6 +93,36 @@ class Gateways:
             for spec in specs:
                 await client.append(spec.name, b"")
         return [spec.name for spec in specs]
+
+
+class GatewayServer(ServerProcess):
+    """A gateway in a process of its own, from `start` to `stop`.
+
+    Args:
+        folder: for its log.
+        flags: more flags.
+    """
+
+    def __init__(self, folder, *, broker, etcd, prefix, flags=()):
+        folder.mkdir()
+        super().__init__(f"gateway {folder.name}", log=folder / "gateway.log", temporary=folder)
+        self.server = f"127.0.0.1:{self.port}"
+        self._command = [
+            *(sys.executable, "-m", "gazette_platform.cli.gazette", "serve-kafka"),
+            *gateway_flags(self.port),
+            f"--kafka.http-port={self.http_port}",
+            "--kafka.store=file:///kafka/",
+            f"--broker.address={broker}",
+            f"--etcd.address={etcd}",
+            f"--etcd.prefix={prefix}",
+            "--etcd.lease=2s",
+            "--log.level=info",
+            *flags,
+        ]
+
+    def start(self, *, timeout_s=30.0):
+        """Start, and wait until it is ready."""
+        self.run(self._command, timeout_s=timeout_s)
 
 
 class Program:

@@ -22,15 +22,20 @@ _CLASSES = {
     "kafka-topics": "TopicCommand",
     "kafka-transactions": "TransactionsCommand",
 }
+# Those that have come with the server, not in `org.apache.kafka.tools`.
+_OF_SERVER = {"kafka-configs": "kafka.admin.ConfigCommand"}
 
 
 async def run(servers, name, *arguments, given=b""):
     """Run a tool to its end. Returns: its exit code, what it wrote, and its stderr."""
     servers = ["--bootstrap-server", servers]
+    jars, program = jars_of("apache"), f"org.apache.kafka.tools.{_CLASSES.get(name)}"
+    if name in _OF_SERVER:
+        jars, program = tools.kafka_server_jars(), _OF_SERVER[name]
     process = await asyncio.create_subprocess_exec(
         tools.java(21) / "bin" / "java",
         *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-        *("-cp", f"{jars_of('apache')}/*", f"org.apache.kafka.tools.{_CLASSES[name]}"),
+        *("-cp", f"{jars}/*", program),
         # The one that wants them after its own command.
         *(servers if name != "kafka-cluster" else []),
         *map(str, arguments),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 from gazette_platform.codecs import compressor
 from gazette_platform.errors import JournalNotFound
 from gazette_platform.hive import MetastoreSession, partition_name
-from gazette_platform.hive.thrift import ttypes
+from gazette_platform.hive.model import ttypes
 from gazette_platform.ops.text import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,

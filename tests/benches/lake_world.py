@@ -6,11 +6,11 @@ from itertools import pairwise
 from dagster import AssetKey, DeleteDynamicPartitionsRequest
 from dagster_instances import new_instance
 from lake_bench import FragmentFiles, MemoryMetastore
+from thrift.transport.TTransport import TTransportException
 
 from gazette_platform.assets.raw import time_partition
 from gazette_platform.errors import TransportError
 from gazette_platform.hive import MetastoreSession, SharedMetastore
-from gazette_platform.hive.thrift import TTransportException
 from gazette_platform.lake import (
     Auditor,
     FitChecker,

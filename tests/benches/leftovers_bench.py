@@ -29,7 +29,7 @@ from gazette_platform.protocol import (
     LabelSet,
     ProcessId,
 )
-from gazette_platform.stores import open_store
+from gazette_platform.stores import ActiveStore, open_store
 
 __all__ = [
     "BOOT",
@@ -71,7 +71,7 @@ class Bench:
         self._has_store = asyncio.Event()
         self.store_comes_back()
         self.homes, self.found = [], {}
-        store = open_store("file:///", file_root=self.root)
+        store = ActiveStore(open_store("file:///", file_root=self.root), self.clock)
         put_now = store.put
 
         async def put_later(*args, **options):

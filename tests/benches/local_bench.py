@@ -5,7 +5,7 @@ from __future__ import annotations
 from h2_server_bench import Echo
 
 from gazette_platform.broker.context import BrokerMetrics
-from gazette_platform.serving.local import LocalChannel
+from gazette_platform.serving.in_process import LocalChannel
 
 
 class LocalBench:

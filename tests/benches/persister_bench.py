@@ -20,7 +20,7 @@ from gazette_platform.protocol import (
     JournalSpec,
     LabelSet,
 )
-from gazette_platform.stores import open_store
+from gazette_platform.stores import ActiveStore, open_store
 from gazette_platform.testing.waiting import eventually, turns
 
 __all__ = ["CONTENT", "JOURNAL", "FaultyStore", "PersisterBench"]
@@ -61,7 +61,9 @@ class Registry:
         if url in self.broken:
             raise self.broken[url]
         if url not in self.stores:
-            self.stores[url] = FaultyStore(open_store(url, file_root=self.root))
+            self.stores[url] = FaultyStore(
+                ActiveStore(open_store(url, file_root=self.root), ManualClock())
+            )
         return self.stores[url]
 
 

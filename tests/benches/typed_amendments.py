@@ -11,8 +11,8 @@ from gazette_platform import Change
 from gazette_platform.lake.iceberg.catalog import CatalogTables
 from gazette_platform.lake.iceberg.publishing import progress_of
 from gazette_platform.lake.spec.table_spec import TableSpec
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.lake.spec.typed.columns import TypedColumn
-from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.runs.amending import Quarantined, Reprocessor
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.running import TypedRunner

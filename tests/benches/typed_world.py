@@ -9,8 +9,8 @@ from gazette_platform.lake.iceberg.catalog import CatalogHandle
 from gazette_platform.lake.iceberg.publishing import (
     publish_files,
 )
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.lake.spec.typed.columns import TypedColumn
-from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
 from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,

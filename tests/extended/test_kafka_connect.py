@@ -1,14 +1,17 @@
-"""Kafka Connect, unchanged, with a gateway: from files to journals, and to files."""
+"""Kafka Connect, unchanged, with a gateway: from files to journals, and to files; standalone and distributed."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
 
 import pytest
-from kafka_connect import Standalone, plugin_folder
+from confluent_kafka.admin import AdminClient, ConfigResource
+from kafka_connect import TOPICS, Distributed, Standalone, plugin_folder
 from kafka_docs import program_does
 from kafka_jars import version_of
 from kafka_servers import LEASE_S, Gateways
@@ -44,10 +47,8 @@ def lines_of(gateways, journal):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-async def test_file_becomes_a_topic_and_a_file_again(start_servers, tmp_path, request):
-    gateways = Gateways(start_servers, "a", lease_s=LEASE_S)
-    await gateways.make_topic("lines", partitions=1)
-    given, copy = tmp_path / "given.txt", tmp_path / "copy.txt"
+def connectors(given, copy):
+    """A source that copies a file to the topic `lines`, and a sink that copies that to a file."""
     source = {
         "name": "source",
         "connector.class": "org.apache.kafka.connect.file.FileStreamSourceConnector",
@@ -64,30 +65,80 @@ async def test_file_becomes_a_topic_and_a_file_again(start_servers, tmp_path, re
         "topics": "lines",
         "value.converter": "org.apache.kafka.connect.storage.StringConverter",
     }
-    connect = Standalone(tmp_path, gateways.servers, source, sink)
+    return source, sink
 
-    async def copied(count):
-        async def all_came():
-            found = copy.read_text().splitlines() if copy.exists() else []
-            return found if len(found) >= count else None
 
-        return [json.loads(line)["line"] for line in await eventually(all_came, timeout_s=WAIT_S)]
+async def copied(copy, count):
+    """The lines of the copy, once there are so many."""
+
+    async def all_came():
+        found = copy.read_text().splitlines() if copy.exists() else []
+        return found if len(found) >= count else None
+
+    return [json.loads(line)["line"] for line in await eventually(all_came, timeout_s=WAIT_S)]
+
+
+async def test_file_becomes_a_topic_and_a_file_again(start_servers, tmp_path, request):
+    gateways = Gateways(start_servers, "a", lease_s=LEASE_S)
+    await gateways.make_topic("lines", partitions=1)
+    given, copy = tmp_path / "given.txt", tmp_path / "copy.txt"
+    connect = Standalone(tmp_path, gateways.servers, *connectors(given, copy))
 
     # The source counts characters where it should count bytes: so only ASCII is read once.
     wanted = [f"line {n}" for n in range(300)]
     given.write_text("".join(f"{line}\n" for line in wanted[:200]))
     with connect.running():
-        assert await copied(200) == wanted[:200]
+        assert await copied(copy, 200) == wanted[:200]
     with given.open("a") as more:
         more.write("".join(f"{line}\n" for line in wanted[200:]))
     # Source and sink go on where they were.
     with connect.running():
-        assert await copied(300) == wanted
+        assert await copied(copy, 300) == wanted
     assert [line["line"] for line in lines_of(gateways, "topic/lines/part=000")] == wanted
     program_does(
         request.config,
         f"Kafka Connect {version_of('apache')}, standalone",
         "copies a file to a topic and a topic to a file, and goes on after a restart",
+    )
+
+
+async def test_workers_keep_connectors_and_offsets_in_compacted_topics(
+    start_servers, tmp_path, request
+):
+    """The second worker has nothing of the first but the topics."""
+    gateways = Gateways(start_servers, "a", lease_s=LEASE_S)
+    await gateways.make_topic("lines", partitions=1)
+    given, copy = tmp_path / "given.txt", tmp_path / "copy.txt"
+    wanted = [f"line {n}" for n in range(300)]
+    given.write_text("".join(f"{line}\n" for line in wanted[:200]))
+    first = Distributed(tmp_path / "first", gateways.servers)
+    with first.running():
+        for connector in connectors(given, copy):
+
+            async def is_made(connector=connector):
+                with contextlib.suppress(OSError):
+                    await asyncio.to_thread(first.configure, connector)
+                    return True
+
+            await eventually(is_made, timeout_s=WAIT_S)
+        assert await copied(copy, 200) == wanted[:200]
+    with given.open("a") as more:
+        more.write("".join(f"{line}\n" for line in wanted[200:]))
+    second = Distributed(tmp_path / "second", gateways.servers)
+    with second.running():
+        assert await copied(copy, 300) == wanted
+        runs = ["RUNNING", "RUNNING"]
+        assert await asyncio.to_thread(second.states) == {"source": runs, "sink": runs}
+    admin = AdminClient({"bootstrap.servers": gateways.servers, "log_level": 0})
+    asked = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in TOPICS.values()]
+    described = admin.describe_configs(asked)
+    for resource in asked:
+        configs = await asyncio.to_thread(described[resource].result, patient(WAIT_S))
+        assert configs["cleanup.policy"].value == "compact"
+    program_does(
+        request.config,
+        f"Kafka Connect {version_of('apache')}, distributed",
+        "keeps connectors, offsets and states in compacted topics, and goes on in another worker",
     )
 
 

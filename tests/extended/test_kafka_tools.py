@@ -69,6 +69,30 @@ async def test_topics_are_made_shown_grown_and_deleted(tool, does):
     assert await tool("kafka-transactions", "list")
 
 
+async def test_configs_of_a_topic_are_shown_set_and_deleted(tool, does):
+    topic = ("--entity-type", "topics", "--entity-name", "t")
+    compact = ("--config", "cleanup.policy=compact", "--config", "retention.ms=60000")
+    await tool("kafka-topics", "--create", "--topic", "t", *compact)
+
+    async def configs():
+        shown = await tool("kafka-configs", *topic, "--describe")
+        return dict(re.findall(r"^  (\S+?)=(\S+)", shown, re.MULTILINE))
+
+    assert (await configs())["cleanup.policy"] == "compact"
+    more = "cleanup.policy=[compact,delete],compression.type=gzip,segment.bytes=2000000"
+    await tool("kafka-configs", *topic, "--alter", "--add-config", more)
+    found = await configs()
+    assert [found[each] for each in ("cleanup.policy", "retention.ms", "compression.type")] == [
+        *("compact,delete", "60000", "gzip")
+    ]
+    deleted = "cleanup.policy,compression.type"
+    await tool("kafka-configs", *topic, "--alter", "--delete-config", deleted)
+    found = await configs()
+    assert [found[each] for each in ("cleanup.policy", "compression.type")] == ["delete", "zstd"]
+    assert found["segment.bytes"] == "2000000"
+    does("kafka-configs", "shows, sets and deletes configs of topics")
+
+
 async def test_console_writes_and_reads_and_groups_are_moved(tool, does):
     await tool("kafka-topics", "--create", "--topic", "t", "--partitions", 1)
     await produce(tool, "t", LINES)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from lake_bench import FragmentFiles
 from lake_servers import RestartableMetastore
+from thrift.transport.TTransport import TTransportException
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import (
@@ -21,7 +22,7 @@ from gazette_platform.hive import (
     MetastoreSession,
 )
 from gazette_platform.hive.locks import this_process
-from gazette_platform.hive.thrift import TTransportException, ttypes
+from gazette_platform.hive.model import ttypes
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.testing.waiting import block_for, wait_until

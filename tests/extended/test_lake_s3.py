@@ -23,7 +23,7 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.lake.raw.account_book import AccountBook
-from gazette_platform.lake.raw.applying import why_doubled
+from gazette_platform.lake.raw.applying_specs import why_doubled
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.set_aside import SetAside
 from gazette_platform.lake.reading.storage import Storage, StoreFiles, object_files

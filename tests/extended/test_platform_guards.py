@@ -17,8 +17,8 @@ from yarl import URL
 
 from gazette_platform.errors import SetupError
 from gazette_platform.platform.component import Child, choose_ports, hidden_address, is_free
-from gazette_platform.platform.guard import WebGuard, refusal
 from gazette_platform.platform.servers import etcd_component, guard_component, write_configuration
+from gazette_platform.platform.web_guard import WebGuard, refusal
 from gazette_platform.testing.waiting import eventually, patient, wait_until
 
 PAGE = "http://evil.example"

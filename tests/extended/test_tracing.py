@@ -18,8 +18,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
 from gazette_platform.lake.iceberg.catalog import CatalogTables
 from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.lake.spec.typed.columns import TypedColumn
-from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import build_uuid

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import gzip
+import os
 
 import grpc
 import pytest
 
-from gazette_platform.broker.api import read as read_api
+from gazette_platform import stores
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.local import read, store_fragment
+from gazette_platform.testing.local import append, read, store_fragment
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
+CONTENT = bytes(range(256)) * 4
+RAW = FragmentSpec(
+    length=len(CONTENT),
+    codec=CompressionCodec.NONE,
+    stores=("file:///",),
+    refresh_interval_ns=3600 * 10**9,
+)
 
 
 @pytest.fixture
@@ -61,23 +69,51 @@ async def test_a_damaged_stored_fragment_is_never_read_whole(cluster, stub, dama
     assert says in caught.value.details()
 
 
-async def test_fragment_found_right_is_believed_for_a_while(cluster, stub, monkeypatch):
-    fragment = store_fragment(cluster.fragments, JOURNAL, 0, b"0123456789abcdef")
-    path = cluster.fragments / fragment.content_path
-    store = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    await cluster.apply(stub, JournalSpec(JOURNAL, 1, fragment=store))
+async def _content(stub):
+    return b"".join([each.content async for each in read(stub, JOURNAL, 0)])
 
-    async def content():
-        return b"".join([each.content async for each in read(stub, JOURNAL, 0)])
 
-    assert await content() == b"0123456789abcdef"
-    path.write_bytes(b"0123456x89abcdef")
-    assert await content() == b"0123456x89abcdef"
-    monkeypatch.setattr(read_api, "_PROVEN_S", 0.0)
+def _rot(path):
+    """Flip a bit below the file system, which knows of no change."""
+    before = path.stat()
+    path.write_bytes(_flip(path.read_bytes()))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+async def _found_right(cluster, stub):
+    fragment = store_fragment(cluster.fragments, JOURNAL, 0, CONTENT)
+    await cluster.apply(stub, JournalSpec(JOURNAL, 1, fragment=RAW))
+    assert await _content(stub) == CONTENT
+    return cluster.fragments / fragment.content_path
+
+
+async def _written(cluster, stub):
+    await cluster.apply(stub, JournalSpec(JOURNAL, 1, fragment=RAW))
+    await append(stub, JOURNAL, CONTENT)
+    await append(stub, JOURNAL, b"what closes the fragment before")
+
+    async def stored():
+        responses = [each async for each in read(stub, JOURNAL, 0, end_offset=1)]
+        return responses[0].fragment_url and list(cluster.fragments.rglob(f"{0:016x}-*.raw"))
+
+    return (await eventually(stored))[0]
+
+
+@pytest.mark.parametrize("known", [_found_right, _written])
+async def test_fragment_known_to_be_right_is_believed_for_a_while(
+    cluster, stub, monkeypatch, known
+):
+    path = await known(cluster, stub)
+    _rot(path)
+    assert (await _content(stub)).startswith(_flip(CONTENT))
+    monkeypatch.setattr(stores, "_PROVEN_S", 0.0)
     with pytest.raises(grpc.aio.AioRpcError, match="content has SHA-1"):
-        await content()
+        await _content(stub)
+
+
+@pytest.mark.parametrize("known", [_found_right, _written])
+async def test_fragment_whose_file_changes_is_not_believed(cluster, stub, known):
+    path = await known(cluster, stub)
+    path.write_bytes(_flip(CONTENT))
+    with pytest.raises(grpc.aio.AioRpcError, match="content has SHA-1"):
+        await _content(stub)

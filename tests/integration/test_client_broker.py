@@ -64,7 +64,7 @@ async def test_appends_and_reads_of_any_size(client, name):
     await client.apply([Change(spec(name, length=1 << 30))])
     rng = random.Random(7)
     expected = bytearray()
-    for size in (1, 100, 1 << 16, (1 << 19) - 1, 1 << 19, (1 << 19) + 1, 3_000_000):
+    for size in (1, 100, 1 << 16, (1 << 19) - 1, 1 << 19, (1 << 19) + 1, 3_000_000, 6_000_000):
         content = rng.randbytes(size)
         result = await client.append(name, content)
         assert (result.begin, result.end) == (len(expected), len(expected) + size)
@@ -73,6 +73,18 @@ async def test_appends_and_reads_of_any_size(client, name):
     assert await client.read(name).read() == expected
     assert await client.read(name, 100, end_offset=70_000).read() == expected[100:70_000]
     assert await client.write_head(name) == len(expected)
+
+
+@pytest.mark.parametrize("with_sum", [True, False])
+async def test_pieces_are_appended_as_one_with_or_without_their_sum(client, name, with_sum):
+    await client.apply([Change(spec(name, length=1 << 30))])
+    rng = random.Random(7)
+    pieces = [rng.randbytes(size) for size in (300_000, 1, 0, 2_000_000, 1 << 19)]
+    content = b"".join(pieces)
+    result = await client.append(name, pieces, with_sum=with_sum)
+    assert (result.begin, result.end) == (0, len(content))
+    assert result.sha1 == (hashlib.sha1(content).digest() if with_sum else bytes(20))
+    assert await client.read(name).read() == content
 
 
 async def test_brokers_of_this_machine_are_asked_without_a_proxy(shared, name, monkeypatch):

@@ -16,7 +16,7 @@ from journal_specs import journal_spec
 
 from examples.word_count.application import WordCount
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.console import elsewhere
+from gazette_platform.console import shards_and_tables
 from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.etcd import TXN_OPS_MAX, EtcdClient, Put
 from gazette_platform.keyspace import item_key
@@ -439,7 +439,7 @@ async def test_a_lake_that_says_too_much_or_takes_too_long_is_refused(
     endpoints = tmp_path / "endpoints.json"
     endpoints.write_text("{")
     monkeypatch.setenv("GAZETTE_ENDPOINTS", str(endpoints))
-    monkeypatch.setattr(elsewhere, bound, value)
+    monkeypatch.setattr(shards_and_tables, bound, value)
     async with http.get("/console/api/tables", headers=bearer(ALL)) as response:
         assert response.status == 502
         assert text in (await response.json())["error"]

@@ -151,3 +151,29 @@ async def test_journals_become_a_topic(broker, gateway, capsys):
             return (await cluster.ends([("old", 1)])).get(("old", 1))
 
     assert await eventually(ends, poll_s=0.2) == len(lines)
+
+
+async def test_configs_of_a_topic_are_shown_and_changed(broker, gateway, capsys):
+    async def configs(*arguments):
+        command = ["kafka", "topics", "configs", *arguments, "--broker.address", broker.endpoint]
+        status = await asyncio.to_thread(main, [*command, "-o", "json"])
+        out, err = capsys.readouterr()
+        return json.loads(out) if status == 0 else err
+
+    before = await configs(TOPIC)
+    assert (before["cleanup.policy"], before["retention.ms"]) == ("delete", "-1")
+    change = (TOPIC, "--set", "retention.ms=60000", "--set", "compression.type=gzip")
+    after = before | {"retention.ms": "60000", "compression.type": "gzip"}
+    assert await configs(*change, "--dry-run") == after
+    assert await configs(TOPIC) == before
+    assert await configs(*change) == after
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        specs = [each.spec.fragment for each in await client.list(f"kafka.topic={TOPIC}")]
+    assert [each.retention_ns for each in specs] == [60 * 10**9] * 2
+    assert await configs(TOPIC, "--reset", "retention.ms", "--reset", "compression.type") == before
+    for wrong, why in (
+        (("none",), "there is no topic none"),
+        ((TOPIC, "--set", "retention.ms"), "--set: expected NAME=VALUE, got 'retention.ms'"),
+        ((TOPIC, "--set", "flush.ms=1"), "flush.ms of a topic cannot be changed here"),
+    ):
+        assert why in await configs(*wrong)

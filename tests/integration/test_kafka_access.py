@@ -97,6 +97,7 @@ OF_TOPICS = {
         {},
     ),
     "describe_configs": (2, {"include_synonyms": False}, ("DescribeConfigsResource", ""), {}),
+    "alter_configs": (2, {"validate_only": False}, ("AlterConfigsResource", ""), {}),
     "incremental_alter_configs": (
         1,
         {"validate_only": False},
@@ -175,7 +176,7 @@ REFUSED = [
         {
             "delete_groups": GROUP,
             **dict.fromkeys(("create_partitions", "delete_topics"), TOPIC),
-            "incremental_alter_configs": TOPIC,
+            **dict.fromkeys(("alter_configs", "incremental_alter_configs"), TOPIC),
         },
     ),
     (ALL & ~Capability.LIST, "", {"describe_configs": TOPIC}),
@@ -186,7 +187,7 @@ REFUSED = [
             **dict.fromkeys(("list_offsets", "offset_for_leader_epoch", "offset_commit"), TOPIC),
             **dict.fromkeys(("offset_fetch", "offset_delete", "add_partitions_to_txn"), TOPIC),
             **dict.fromkeys(("create_partitions", "delete_topics", "describe_configs"), TOPIC),
-            "incremental_alter_configs": TOPIC,
+            **dict.fromkeys(("alter_configs", "incremental_alter_configs"), TOPIC),
             **dict.fromkeys(("describe_groups", "delete_groups"), GROUP),
             "describe_transactions": TXN,
         },

@@ -216,8 +216,6 @@ async def test_admin_makes_changes_and_deletes_topics(admin, server):
     assert configs["cleanup.policy"] == "delete"
     with pytest.raises(KafkaException, match="TOPIC_ALREADY_EXISTS"):
         await made(admin, "t")
-    with pytest.raises(KafkaException, match="not compacted"):
-        await made(admin, "compact", cleanup_policy="compact")
     grown = admin.create_partitions([NewPartitions("t", 4)])["t"]
     await asyncio.to_thread(grown.result, patient(WAIT_S))
     listed = await asyncio.to_thread(admin.list_topics, timeout=patient(WAIT_S))
@@ -271,7 +269,7 @@ async def test_admin_changes_configs_of_a_topic(admin, broker):
         assert spec.labels.value_of("kafka.max-message-bytes") == ""
     before = await specs()
     for changes, why in (
-        ({"cleanup_policy": "compact"}, "not compacted"),
+        ({"cleanup_policy": "none"}, "expected delete, compact or compact,delete"),
         ({"kafka_form": "envelope"}, "kafka.form of a topic cannot be changed"),
         ({"retention_ms": "soon"}, "a number from -1 on"),
         ({"retention_ms": "5000", "flush_ms": "1"}, "flush.ms of a topic cannot be changed"),
@@ -281,6 +279,59 @@ async def test_admin_changes_configs_of_a_topic(admin, broker):
     assert await specs() == before
     await altered(retention_ms=None)
     assert [spec.fragment.retention_ns for spec in await specs()] == [0, 0]
+
+
+async def test_admin_replaces_all_configs_of_a_topic(admin, broker):
+    await made(admin, "t", partitions=2, retention_ms="60000", kafka_form="envelope")
+    resource = ConfigResource(ConfigResource.Type.TOPIC, "t")
+
+    async def described():
+        future = admin.describe_configs([resource])[resource]
+        found = await asyncio.to_thread(future.result, patient(WAIT_S))
+        return {name: each.value for name, each in found.items()}
+
+    async def replaced(configs):
+        wanted = ConfigResource(ConfigResource.Type.TOPIC, "t", set_config=configs)
+        with pytest.warns(DeprecationWarning, match="alter_configs has been deprecated"):
+            future = admin.alter_configs([wanted])[wanted]
+        await asyncio.to_thread(future.result, patient(WAIT_S))
+
+    before = await described()
+    await replaced(before | {"compression.type": "gzip"})
+    assert await described() == before | {"compression.type": "gzip"}
+    for changes, why in (
+        ({"kafka.form": "json"}, "kafka.form of a topic cannot be changed"),
+        ({"flush.ms": "1"}, "flush.ms of a topic cannot be changed"),
+        ({"cleanup.policy": "forget"}, "expected delete, compact or compact,delete"),
+    ):
+        with pytest.raises(KafkaException, match=why):
+            await replaced(before | changes)
+    await replaced({"max.message.bytes": "5000"})
+    after = {"compression.type": "zstd", "retention.ms": "-1", "max.message.bytes": "5000"}
+    assert await described() == before | after
+
+
+async def test_a_compacted_topic_keeps_everything(admin, server, broker):
+    await made(admin, "t", cleanup_policy="compact", retention_ms="60000")
+
+    async def spec():
+        async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+            return (await client.list("kafka.topic=t"))[0].spec
+
+    async def altered(operation, value):
+        entry = ConfigEntry("cleanup.policy", value, incremental_operation=operation)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, "t", incremental_configs=[entry])
+        future = admin.incremental_alter_configs([resource])[resource]
+        await asyncio.to_thread(future.result, patient(WAIT_S))
+
+    assert (await spec()).fragment.retention_ns == 0
+    await altered(AlterConfigOpType.APPEND, "delete")
+    assert (await spec()).fragment.retention_ns == 60 * 10**9
+    await altered(AlterConfigOpType.SUBTRACT, "delete")
+    assert (await spec()).fragment.retention_ns == 0
+    records = [(b"k", b'{"n":%d}' % n if n < 3 else None, []) for n in range(4)]
+    await asyncio.to_thread(produce, server, "t", records)
+    assert await asyncio.to_thread(consume, server, "t", 4) == records
 
 
 async def test_place_is_found_by_offset_and_by_time(admin, server, gateway):

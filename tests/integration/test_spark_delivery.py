@@ -22,7 +22,7 @@ from gazette_platform.message import JsonFraming, read_committed
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import LabelSet
 from gazette_platform.spark import routing as staging_module, sink as delivery_module
-from gazette_platform.spark.offsets import Mark, Writer
+from gazette_platform.spark.progress import Mark, Writer
 from gazette_platform.spark.routing import Block, Targets, lay_down
 from gazette_platform.spark.sink import Delivery, check_targets
 

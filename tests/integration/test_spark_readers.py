@@ -13,8 +13,8 @@ from spark_journals import bulk, create, json_lines, make_again
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import DataError, JournalReplaced, OffsetJump, ValidationError
 from gazette_platform.message.framing import frame_fixed
-from gazette_platform.spark.offsets import INITIAL, positions_of
 from gazette_platform.spark.options import columns_of, parse_options
+from gazette_platform.spark.progress import INITIAL, positions_of
 from gazette_platform.spark.source import BatchReader, StreamReader
 from gazette_platform.testing.local import store_fragment
 from gazette_platform.testing.waiting import wait_until

@@ -11,8 +11,8 @@ from typed_shop import Merging, Shop
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.typed.checks.recount import recount_keys
-from gazette_platform.lake.typed.checks.status import completeness_of
+from gazette_platform.lake.typed.recount import recount_keys
+from gazette_platform.lake.typed.status import completeness_of
 
 pytestmark = pytest.mark.etcd
 

@@ -15,8 +15,8 @@ from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable
 from gazette_platform.lake.iceberg.catalog import CatalogTables
 from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.lake.spec.typed.columns import TypedColumn
-from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.planning.ranges import HoleKind, Limits
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.tail import pin_tail, rows_of_order, settle_tail, spool_tail

@@ -14,8 +14,9 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from thrift.transport.TTransport import TTransportException
+
 from gazette_platform.errors import StoreUnavailable, TransportError
-from gazette_platform.hive.thrift import TTransportException
 from gazette_platform.lake.reading.storage import StoreFiles
 from gazette_platform.testing.waiting import block_for
 from tests.lake_crash.pairs import AIMED, Pair

@@ -13,7 +13,7 @@ from typing import Any
 from alembic.script import ScriptDirectory
 from dagster import AssetKey, AssetMaterialization, DagsterInstance
 
-from gazette_platform.hive.thrift import ttypes
+from gazette_platform.hive.model import ttypes
 from gazette_platform.ops.extras import required
 from gazette_platform.sensors.events import InstanceTold
 from tests.lake_crash import registrar

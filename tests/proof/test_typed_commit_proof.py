@@ -32,7 +32,7 @@ from typed_commits import (
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.hive.thrift import ttypes
+from gazette_platform.hive.model import ttypes
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.ops.clock import SystemClock
 

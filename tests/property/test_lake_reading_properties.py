@@ -10,7 +10,7 @@ from value_cases import LINES, VALUES
 from gazette_platform.errors import DataError
 from gazette_platform.lake.reading.arrow_types import RefusedError
 from gazette_platform.lake.reading.json_columns import Field, JsonReader, ScalarReader, is_scalar
-from gazette_platform.lake.reading.rows import row_parser
+from gazette_platform.lake.reading.raw_rows import row_parser
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.spec.types import parse_type
 from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth
@@ -61,7 +61,7 @@ def test_both_readers_agree_on_lines_that_both_take(found, v, w):
     kinds = {"v": parse_type(v), "w": parse_type(w)}
     content = b"".join(line + b"\n" for line in found)
     if b"-0" in content or b"Inf" in content or b"NaN" in content:
-        return  # `rows` gives neither of them such numbers
+        return  # `raw_rows` gives neither of them such numbers
     try:
         quick = ScalarReader(kinds).read(content)
         found_by_arrow = JsonReader({key: Field(kind) for key, kind in kinds.items()}).read(content)

@@ -19,7 +19,7 @@ from gazette_platform.message.sequencer import (
 )
 from gazette_platform.message.uuid import NO_UUID, UuidParts, parse_uuid
 from gazette_platform.spark.frames import JsonFrames
-from gazette_platform.spark.offsets import INITIAL, offset_of, producers_of
+from gazette_platform.spark.progress import INITIAL, offset_of, producers_of
 from gazette_platform.spark.reading import Range, _line_block
 from gazette_platform.spark.source import ProducerStates
 

@@ -16,10 +16,10 @@ from msgspec import structs
 from typed_world import spec as typed_spec
 
 from gazette_platform.lake.engines.duckdb.names import quoted
-from gazette_platform.lake.typed.checks.recount import LastMessages
 from gazette_platform.lake.typed.iceberg_types import arrow_schema, new_schema
 from gazette_platform.lake.typed.planning.last_rows import view_of
-from gazette_platform.lake.typed.rows.changes import parser_of
+from gazette_platform.lake.typed.recount import LastMessages
+from gazette_platform.lake.typed.rows.debezium import parser_of
 from gazette_platform.lake.typed.rows.placing import placed_rows
 from gazette_platform.lake.typed.tables.writing import are_deletions
 

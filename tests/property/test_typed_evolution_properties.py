@@ -10,8 +10,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.lake.spec.typed.columns import SYSTEM_COLUMNS, TypedColumn
-from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.spec.types import (
     KEY_TYPES,
     SCALARS,

@@ -4,8 +4,8 @@ import json
 
 from hypothesis import given, strategies as st
 
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.lake.spec.typed.columns import TypedColumn
-from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.rows.parsing import BlockParser
 
 COLUMNS = {

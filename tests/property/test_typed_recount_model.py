@@ -8,10 +8,10 @@ from hypothesis import given, strategies as st
 from typed_logs import between, honest, hostile, laid_out, table_of, uninterrupted
 
 from gazette_platform.client.read.extents import Extent
-from gazette_platform.lake.typed.checks.recount import committed_spans
 from gazette_platform.lake.typed.planning.ranges import BackfillRange, Task
 from gazette_platform.lake.typed.planning.rounds import Done
 from gazette_platform.lake.typed.planning.state import JournalState
+from gazette_platform.lake.typed.recount import committed_spans
 
 JOURNAL = "a/journal"
 

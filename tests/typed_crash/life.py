@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake import LakeSettings
     from gazette_platform.lake.spec.table_spec import TableSpec
-    from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.runs.jobs import Job, Workers
     from gazette_platform.lake.typed.tables.upserts import Merger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from gazette_platform.codecs import decompressor
-from gazette_platform.hive.thrift import ttypes
+from gazette_platform.hive.model import ttypes
 from gazette_platform.ops.extras import required
 from gazette_platform.protocol import CompressionCodec
 from tests.typed_crash import life

@@ -99,6 +99,9 @@ def test_options_become_the_settings_of_a_broker(tmp_path: Path):
         (["serve", "--log.format=xml"], 1, "log.format: expected one of text"),
         (["serve", "--broker.port=many"], 1, "broker.port: expected a port, 0 to 65535, or unix"),
         (["serve", "--broker.prot=1"], 1, "No such option"),
+        (["serve-kafka", "--broker.address=nowhere"], 1, "broker.address: "),
+        (["serve-kafka", "--kafka.server-ca-file=x"], 1, "needs --kafka.server-cert-file"),
+        (["serve-kafka", "--kafka.port=70000"], 1, "kafka.port: expected 0 to 65535"),
         (["up", "--root=x", "--without=trio"], 1, "--without: unknown component 'trio'"),
         (["up", "--root=x", "--port=trino"], 1, "--port: expected NAME=PORT with a port"),
         (["up", "--root=x", "--brokers=0"], 1, "--brokers: expected 1 to 64"),
@@ -190,6 +193,7 @@ def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]):
     shown = capsys.readouterr().out
     for command in (
         "serve",
+        "serve-kafka",
         "print-config",
         "up",
         "down",
@@ -203,7 +207,8 @@ def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "print-config", "up", "down", "status", "logs", "env", "demo"]
+    "command",
+    ["serve", "serve-kafka", "print-config", "up", "down", "status", "logs", "env", "demo"],
 )
 def test_each_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]):
     assert gazette.main([command, "--help"]) == 0

@@ -28,7 +28,7 @@ async def test_little_content_goes_along_with_its_request(way, make):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: b"x" * 70_000, lambda: [b"x", b"y"], lambda: iter([b"x"])],
+    "make", [lambda: b"x" * 70_000, lambda: [b"x" * 70_000, b"y"], lambda: iter([b"x"])],
     ids=["large", "list", "iterator"],
 )  # fmt: skip
 async def test_other_content_is_streamed(make):

@@ -8,7 +8,7 @@ import pytest
 from lake_bench import MemoryMetastore
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TMessageType, TType
-from thrift.transport.TTransport import TMemoryBuffer
+from thrift.transport.TTransport import TMemoryBuffer, TTransportException
 
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.hive import (
@@ -21,7 +21,7 @@ from gazette_platform.hive import (
     SharedMetastore,
     partition_name,
 )
-from gazette_platform.hive.thrift import TTransportException, ttypes
+from gazette_platform.hive.model import ttypes
 
 TABLE = HiveTable(
     database="d",

@@ -7,11 +7,12 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 from lake_bench import MemoryMetastore
+from thrift.transport.TTransport import TTransportException
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import CSV_STORAGE, HiveTable, MetastoreSession, SharedMetastore
 from gazette_platform.hive.locks import LockSeen, broken_locks, this_process
-from gazette_platform.hive.thrift import TTransportException, ttypes
+from gazette_platform.hive.model import ttypes
 from gazette_platform.ops.clock import ManualClock
 
 

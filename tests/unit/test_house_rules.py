@@ -54,12 +54,12 @@ CONTRACTS = {
         "allocator.max_flow allocator.solver "
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.config broker.spool.verdicts broker.api.gateway_messages "
         "broker.replicate.fsm "
-        "cli.gazctl.plan client.read.extents consumer.assignments consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.transaction fragment.cover_set kafka.access kafka.avro_json kafka.bulk_lines kafka.coordinator.group_types kafka.coordinator.groups kafka.coordinator.transactions kafka.produce_wire kafka.records kafka.sequences kafka.topic_specs kafka.topics broker.spool.head_records lake.raw.reconcile lake.engines.duckdb.names lake.reading.arrow_types lake.reading.rows lake.reading.json_columns lake.reading.sifting lake.raw.planning lake.rollups.query_analysis lake.rollups.planning lake.spec.folder lake.spec.formats "
-        "lake.typed.planning.rounds lake.typed.evolution lake.typed.planning.row_ranges lake.typed.iceberg_types lake.typed.planning.last_rows lake.typed.rows.parsing lake.typed.rows.placing lake.typed.planning.ranges lake.typed.planning.columnar_sequencer lake.typed.planning.screening lake.typed.planning.state lake.typed.rows.changes "
-        "lake.spec.typed.columns lake.spec.typed.json_schema lake.spec.typed.spec lake.spec.types lake.spec.rules lake.raw.audits.fit_summary "
+        "cli.gazctl.plan client.read.extents consumer.assignments consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.recording consumer.transaction fragment.cover_set kafka.access kafka.avro_json kafka.bulk_lines kafka.coordinator.group_types kafka.coordinator.groups kafka.coordinator.transactions kafka.produce_wire kafka.records kafka.sequences kafka.topic_specs kafka.topics broker.spool.head_records lake.raw.reconcile lake.engines.duckdb.names lake.reading.arrow_types lake.reading.raw_rows lake.reading.json_columns lake.reading.sifting lake.raw.planning lake.rollups.query_analysis lake.rollups.planning lake.spec.folder lake.spec.formats "
+        "lake.typed.planning.rounds lake.typed.evolution lake.typed.planning.row_ranges lake.typed.iceberg_types lake.typed.planning.last_rows lake.typed.rows.parsing lake.typed.rows.placing lake.typed.planning.ranges lake.typed.planning.columnar_sequencer lake.typed.planning.screening lake.typed.planning.state lake.typed.rows.debezium "
+        "lake.spec.typed lake.spec.typed.columns lake.spec.typed.json_schema lake.spec.types lake.spec.rules "
         "message.sequencer ops.network protocol.offsets "
         "serving.h2.client_machine serving.h2.endpoint serving.h2.frames serving.h2.hpack serving.h2.server_machine serving.h2.responses serving.h2.stream "
-        "sensors.cursor spark.offsets spark.options spark.reading stores.answers"
+        "sensors.cursor spark.progress spark.options spark.reading stores.answers"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer console testing",
 }

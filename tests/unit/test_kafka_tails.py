@@ -15,8 +15,12 @@ from gazette_platform.kafka.tails import ReadAhead, Tail
 from gazette_platform.testing.waiting import eventually
 
 
+def ahead_of(now=lambda: 0.0):
+    return ReadAhead(1 << 20, now)
+
+
 async def test_lines_before_and_after_a_gap_keep_their_offsets():
-    ahead = ReadAhead()
+    ahead = ahead_of()
     tail = Tail(SimpleNamespace(config=KafkaConfig(port=0)), "a/b", ahead, asyncio.Event())
     tail.position = 100
     tail._take(b"one\ntwo\nthr")
@@ -38,7 +42,7 @@ def given(tail, size=1000):
 
 
 def test_lines_come_once_whatever_pieces_they_came_in():
-    ahead = ReadAhead()
+    ahead = ahead_of()
     tail = Tail(SimpleNamespace(config=KafkaConfig(port=0)), "a/b", ahead, asyncio.Event())
     lines = [b"%d" % number + b"x" * (number * 997 % 9000) + b"\n" for number in range(300)]
     content, found, at = b"".join(lines), [], 0
@@ -59,7 +63,7 @@ def test_lines_come_once_whatever_pieces_they_came_in():
 
 def test_a_line_that_has_no_end_yet_stirs_no_one():
     stirred = asyncio.Event()
-    tail = Tail(SimpleNamespace(config=KafkaConfig(port=0)), "a/b", ReadAhead(), stirred)
+    tail = Tail(SimpleNamespace(config=KafkaConfig(port=0)), "a/b", ahead_of(), stirred)
     for _ in range(3):
         tail._take(memoryview(bytes(100_000)))
     assert (stirred.is_set(), tail.available, len(tail._pieces)) == (False, 0, 3)

@@ -17,7 +17,7 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.hive import CSV_STORAGE, HiveColumn, HiveTable
 from gazette_platform.lake import ensure_views, parse_table_spec
 from gazette_platform.lake.engines.ddl import MountedTable, create_statement
-from gazette_platform.lake.raw.applying import SpecFile, problems_among
+from gazette_platform.lake.raw.applying_specs import SpecFile, problems_among
 from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.tables import evolved_table, table_definition

@@ -10,7 +10,7 @@ from lake_bench import FragmentFiles
 
 from gazette_platform.hive import CSV_ESCAPE
 from gazette_platform.lake.engines.ddl import MountedTable, create_statement
-from gazette_platform.lake.reading import rows
+from gazette_platform.lake.reading import raw_rows
 from gazette_platform.lake.spec.layout import Layout, partition_columns
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 
@@ -59,7 +59,7 @@ def ours(content):
 
 
 def map_to_lists(content):
-    return (column.to_pylist() for column in rows.row_parser(SPEC).columns(content, ["a", "b"]))
+    return (column.to_pylist() for column in raw_rows.row_parser(SPEC).columns(content, ["a", "b"]))
 
 
 def test_each_line_is_the_row_that_trino_makes_of_it(tmp_path):
@@ -84,4 +84,4 @@ def test_a_file_of_all_lines_is_the_same_rows_in_both(tmp_path, end):
 
 
 def test_the_escape_that_engines_drop_is_that_of_the_table():
-    assert rows._ESCAPE == CSV_ESCAPE
+    assert raw_rows._ESCAPE == CSV_ESCAPE

@@ -4,9 +4,9 @@ from contextlib import suppress
 
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
+from thrift.transport.TTransport import TTransportException
 
 from gazette_platform.errors import LakeError
-from gazette_platform.hive.thrift import TTransportException
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
 
 pytestmark = pytest.mark.long

@@ -24,7 +24,7 @@ from gazette_platform.lake.engines.trino import TrinoSession
 from gazette_platform.lake.inference.infer import infer_spec
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.set_aside import SetAside
-from gazette_platform.lake.reading.values import JsonScanner
+from gazette_platform.lake.reading.scanners import JsonScanner
 from gazette_platform.lake.rollups.spec import parse_rollup, read_rollup_folder
 from gazette_platform.lake.spec.folder import read_spec_folder, specs_by_file
 from gazette_platform.lake.spec.layout import Layout

@@ -10,9 +10,9 @@ from journal_specs import journal_spec
 
 from gazette_platform.errors import LakeError, SchemaMismatch
 from gazette_platform.lake.inference.infer import infer_spec
-from gazette_platform.lake.raw.applying import problems_with_data
-from gazette_platform.lake.reading.check import check_sample
-from gazette_platform.lake.reading.values import JsonScanner
+from gazette_platform.lake.raw.applying_specs import problems_with_data
+from gazette_platform.lake.reading.sample_check import check_sample
+from gazette_platform.lake.reading.scanners import JsonScanner
 from gazette_platform.lake.spec.rules import COLUMNS_MAX
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.protocol import CompressionCodec

@@ -8,7 +8,7 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
 from gazette_platform.lake.raw.tables import evolved_table, key_mappings, table_definition
-from gazette_platform.lake.reading.check import check_sample
+from gazette_platform.lake.reading.sample_check import check_sample
 from gazette_platform.lake.spec.layout import Layout
 
 SPEC = """

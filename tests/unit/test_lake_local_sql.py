@@ -23,7 +23,7 @@ from gazette_platform.client.read.extents import snapshot_of
 from gazette_platform.lake.engines.duckdb.dataset import TableDataset, prune, selected
 from gazette_platform.lake.engines.duckdb.snapshot import Piece, TableExtent, TableSnapshot
 from gazette_platform.lake.reading.arrow_types import arrow_type
-from gazette_platform.lake.reading.rows import fitted, parse_line, row_parser
+from gazette_platform.lake.reading.raw_rows import fitted, parse_line, row_parser
 from gazette_platform.lake.spec.layout import PartitionColumn
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.spec.types import parse_type

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from value_cases import LINES, RECORDS, VALUES, shown
 
-from gazette_platform.lake.reading.rows import row_parser
+from gazette_platform.lake.reading.raw_rows import row_parser
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.spec.types import parse_type
 

@@ -5,7 +5,7 @@ from realistic_sets import SETS
 
 from gazette_platform.lake.inference.infer import infer_spec
 from gazette_platform.lake.raw.audits.fit import value_scanner
-from gazette_platform.lake.reading.check import check_sample
+from gazette_platform.lake.reading.sample_check import check_sample
 from gazette_platform.lake.typed.rows.parsing import BlockParser
 
 

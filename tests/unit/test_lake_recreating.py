@@ -7,7 +7,7 @@ from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake import ensure_views, parse_table_spec
 from gazette_platform.lake.raw.account_book import AccountBook
-from gazette_platform.lake.raw.applying import (
+from gazette_platform.lake.raw.applying_specs import (
     HeldNow,
     drop_entries,
     entries_of,

@@ -23,7 +23,7 @@ from gazette_platform.lake import (
     RegistrationCursor,
     StoreRoots,
 )
-from gazette_platform.lake.reading.content import FragmentContent
+from gazette_platform.lake.reading.fragment_content import FragmentContent
 from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.protocol import CompressionCodec
 

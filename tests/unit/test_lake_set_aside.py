@@ -18,7 +18,7 @@ from gazette_platform.lake import (
 from gazette_platform.lake.raw.audits.registration_status import overdue, table_standing
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.set_aside import SetAside
-from gazette_platform.lake.reading.source import all_fragments
+from gazette_platform.lake.reading.fragment_source import all_fragments
 from gazette_platform.lake.reading.storage import StoreFiles
 from gazette_platform.ops.clock import SystemClock
 

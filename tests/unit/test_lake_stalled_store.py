@@ -12,7 +12,11 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import StoreUnavailable, TransportError
 from gazette_platform.lake import Auditor, BrokerSource, Registrar, StoreRoots, parse_table_spec
-from gazette_platform.lake.reading import source as source_module, storage, storage as copies_module
+from gazette_platform.lake.reading import (
+    fragment_source as source_module,
+    storage,
+    storage as copies_module,
+)
 from gazette_platform.lake.reading.storage import StoreFiles, copy_within, object_files
 from gazette_platform.protocol import Fragment
 from gazette_platform.stores import open_store

@@ -13,7 +13,7 @@ from gazette_platform.cli.gazctl.arguments import (
     complete_tables,
     complete_typed_tables,
 )
-from gazette_platform.lake.raw.applying import (
+from gazette_platform.lake.raw.applying_specs import (
     SpecFile,
     files_to_put,
     problems_among,

@@ -19,8 +19,8 @@ from gazette_platform.lake.raw.audits import fit as fit_module
 from gazette_platform.lake.raw.audits.consistency import Auditor
 from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.lake.raw.partition_state import TRIES_MAX, PartitionState, Uncounted
-from gazette_platform.lake.reading import content as content_module
-from gazette_platform.lake.reading.content import FragmentContent
+from gazette_platform.lake.reading import fragment_content as content_module
+from gazette_platform.lake.reading.fragment_content import FragmentContent
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.sensors.events import data_version
 

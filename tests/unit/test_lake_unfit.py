@@ -7,13 +7,18 @@ from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import Registrar, StoreRoots, SweepPoint, parse_table_spec
 from gazette_platform.lake.raw import partition_state
-from gazette_platform.lake.raw.audits.fit import audit_content, value_scanner
-from gazette_platform.lake.raw.audits.fit_summary import PartitionFit, partition_fit, table_finding
+from gazette_platform.lake.raw.audits.fit import (
+    PartitionFit,
+    audit_content,
+    partition_fit,
+    table_finding,
+    value_scanner,
+)
 from gazette_platform.lake.raw.audits.registration_status import table_standing
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.recount import Recount
 from gazette_platform.lake.raw.set_aside import SetAside
-from gazette_platform.lake.reading.content import FragmentContent
+from gazette_platform.lake.reading.fragment_content import FragmentContent
 from gazette_platform.lake.spec.rules import Threshold, UnfitFragment, verdict
 from gazette_platform.ops.clock import SystemClock
 

@@ -18,7 +18,7 @@ from gazette_platform.message.arrow_parsers import (  # noqa: E402
     _JsonParser,
     cut_csv,
 )
-from gazette_platform.message.many import JournalSpan, Nothing  # noqa: E402
+from gazette_platform.message.many_journals import JournalSpan, Nothing  # noqa: E402
 from gazette_platform.protocol import LabelSet  # noqa: E402
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from gazette_platform.errors import DataError
 from gazette_platform.message import NO_UUID, UuidParts
-from gazette_platform.message.many import MergedReader
+from gazette_platform.message.many_journals import MergedReader
 from gazette_platform.message.sequencer import Envelope
 
 

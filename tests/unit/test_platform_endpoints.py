@@ -57,6 +57,17 @@ def test_endpoints_file_has_the_agreed_keys(tmp_path: Path):
     assert LakeSettings.from_environment(environment).broker == by_file
 
 
+def test_clients_of_kafka_find_brokers_and_their_schemas_at_ports_that_they_know():
+    options = PlatformOptions(
+        brokers=2, without=frozenset({"trino", "dagster", "metastore"}), kafka=True
+    )
+    assert options.known_ports == {"broker-1-kafka": 9092, "broker-2-kafka": 9093, "registry": 8081}
+    ports = {name: 20_000 + n for n, name in enumerate(options.port_names())}
+    endpoints = endpoints_of(options, ports | options.known_ports)
+    assert endpoints.kafka == "127.0.0.1:9092,127.0.0.1:9093"
+    assert endpoints.registry == "http://127.0.0.1:8081"
+
+
 def test_components_left_out_have_no_address(tmp_path: Path):
     options = PlatformOptions(without=frozenset({"trino", "dagster", "broker", "metastore"}))
     assert options.port_names() == ["etcd", "etcd-peer"]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gazette_platform.platform import typed
+from gazette_platform.platform import typed_writer
 from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.platform.platform import PlatformOptions, components_of, upgraded
 from gazette_platform.platform.supervisor import outdated
-from gazette_platform.platform.typed import is_wanted, watch
+from gazette_platform.platform.typed_writer import is_wanted, watch
 from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def test_typed_writer_runs_while_a_spec_asks_for_it_and_ends_on_request(
         looks.append(at)
         return is_wanted(at)
 
-    monkeypatch.setattr(typed, "is_wanted", look)
+    monkeypatch.setattr(typed_writer, "is_wanted", look)
 
     def steps(told) -> None:
         write(folder)

@@ -24,7 +24,7 @@ from pyiceberg.types import DateType, LongType, NestedField, StringType
 from thrift.transport.TTransport import TTransportException
 
 from gazette_platform.errors import LakeError, TableFenced
-from gazette_platform.hive.thrift import ttypes
+from gazette_platform.hive.model import ttypes
 from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.iceberg.publishing import COVERS, PROGRESS
 from gazette_platform.lake.iceberg.snapshots import RETAINED_S, maintenance_statements

@@ -4,7 +4,7 @@ import pytest
 
 from gazette_platform.errors import DataError, WriterFenced
 from gazette_platform.protocol import LabelSet
-from gazette_platform.spark.offsets import Mark, Writer, advance, mark_of, reached
+from gazette_platform.spark.progress import Mark, Writer, advance, mark_of, reached
 
 WRITER = Writer("c32213a4-3082-4dd2-8e6f-72df60240436")
 MARK = Mark(epoch=17, place=(2, 5), clock=7, at=1_795_000_000)

@@ -19,8 +19,8 @@ from gazette_platform.client import FragmentListing
 from gazette_platform.errors import DataError, JournalReplaced, ValidationError
 from gazette_platform.message.sequencer import ProducerState
 from gazette_platform.protocol import Fragment, created_by
-from gazette_platform.spark import offsets
-from gazette_platform.spark.offsets import (
+from gazette_platform.spark import progress
+from gazette_platform.spark.progress import (
     INITIAL,
     PRODUCERS_MAX,
     begins_of,
@@ -123,7 +123,7 @@ def test_filters_leave_only_what_may_have_rows():
 
 
 def test_offsets_have_examples_that_hold():
-    assert doctest.testmod(offsets).failed == 0
+    assert doctest.testmod(progress).failed == 0
 
 
 HEADS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1000))

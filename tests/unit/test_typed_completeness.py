@@ -8,8 +8,8 @@ from typed_files import write_rows
 from typed_world import JOURNAL, World, row
 
 from gazette_platform.lake.iceberg.publishing import publish_files
-from gazette_platform.lake.typed.checks.status import account, check_counts
 from gazette_platform.lake.typed.planning.state import Counts, JournalState, TypedState
+from gazette_platform.lake.typed.status import account, check_counts
 from gazette_platform.lake.typed.tables.quarantine import (
     begins_at,
     moment_of,

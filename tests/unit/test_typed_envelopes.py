@@ -12,7 +12,7 @@ from gazette_platform.assets.typed_events import column_lineage
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.typed.iceberg_types import arrow_schema, new_schema
-from gazette_platform.lake.typed.rows.changes import parser_of
+from gazette_platform.lake.typed.rows.debezium import parser_of
 from gazette_platform.lake.typed.rows.placing import bad_rows, placed_rows
 from gazette_platform.message.uuid import Flags, build_uuid
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from gazette_platform.errors import LakeError
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.lake.spec.typed.columns import TypedColumn
-from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.iceberg_types import arrow_schema, new_schema
 from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.lake.typed.rows.placing import bad_rows, placed_rows

@@ -14,8 +14,8 @@ from typed_world import JOURNAL, Held, World
 from gazette_platform.errors import LakeError, SchemaMismatch, TableFenced, TypedRolledBack
 from gazette_platform.lake.iceberg.publishing import RUN, head_of, progress_of, publish_staged
 from gazette_platform.lake.spec.typed.columns import ChangeOrder
-from gazette_platform.lake.typed.checks.status import check_counts
 from gazette_platform.lake.typed.planning.state import JournalState
+from gazette_platform.lake.typed.status import check_counts
 from gazette_platform.lake.typed.tables import upserts
 from gazette_platform.lake.typed.tables.table import open_table
 from gazette_platform.lake.typed.tables.upserts import DELETES, deletes_of
@@ -395,7 +395,7 @@ def test_key_that_is_duplicated_is_reported(world):
 def test_too_many_keys_are_not_looked_at_and_a_query_is_reported(world, monkeypatch):
     handle, table = world.open(world.spec)
     upsert(handle, table, [said(1, "a", 10), said(2, "b", 20)])
-    monkeypatch.setattr("gazette_platform.lake.typed.checks.status._KEYS_MAX", 1)
+    monkeypatch.setattr("gazette_platform.lake.typed.status._KEYS_MAX", 1)
     _, told = check_counts(handle, None, is_upserted=True).notes
     assert "above 1 rows: see `SELECT n FROM typed.flights GROUP BY n" in told
 

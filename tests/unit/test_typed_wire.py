@@ -7,7 +7,7 @@ from gazette_platform import errors
 from gazette_platform.client import ClientConfig, FragmentListing
 from gazette_platform.client.read.extents import Extent
 from gazette_platform.errors import LakeError, OffsetJump, ValidationError
-from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Done, Kind, Order
 from gazette_platform.lake.typed.planning.screening import Clocks, TaskSummary

@@ -31,6 +31,7 @@ from gazette_platform.broker.append.content import (
 )
 from gazette_platform.broker.journal.claims import write_suspend
 from gazette_platform.protocol import (
+    ZERO_SUM,
     AppendSuspend,
     LabelSelector,
     LabelSet,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 
 # Appends up to this size are gathered whole while the stock has room; all others stream.
-_GATHER_BYTES_MAX = 2 << 20
+_GATHER_BYTES_MAX = 5 << 20
 
 # Appends up to this size are gathered even when the stock is full. Otherwise clients with large
 # appends would get in the way of small ones; a thousand of these are no more than the stock.
@@ -89,13 +90,19 @@ class AppendApi:
         self._judge = Judge(context.config.min_append_rate, context.clock)
 
     async def append(
-        self, first: bytes, content: ContentSource | None, claims: Claims = ALL_CLAIMS
+        self,
+        first: bytes,
+        content: ContentSource | None,
+        claims: Claims = ALL_CLAIMS,
+        *,
+        with_sum: bool = True,
     ) -> tuple[Status, bytes]:
         """Serve one Append.
 
         Args:
             content: None: all of it is in `first`, as AppendWhole has it.
             claims: of the caller; journals beyond them do not exist for it.
+            with_sum: whether the response has the SHA-1 of the content. If it is large it takes time.
 
         Returns: the outcome, and the AppendResponse that says so.
         Raises: RpcFailed: the stream is malformed, broken or too slow; nothing was applied.
@@ -123,7 +130,7 @@ class AppendApi:
             is_whole = self._gather_at_once(pending, body, gathered)
             if not is_whole:
                 with body:
-                    is_whole = await self._gather(pending, body, gathered)
+                    is_whole = await self._gather(pending, body, gathered, with_sum=with_sum)
             pending.machine.has_content = pending.length > 0
             if not is_whole:
                 body.stream()
@@ -365,7 +372,9 @@ class AppendApi:
         pending.sum = content_sum(chunks)
         return True
 
-    async def _gather(self, pending: Pending, body: Body, gathered: Gathered) -> bool:
+    async def _gather(
+        self, pending: Pending, body: Body, gathered: Gathered, *, with_sum: bool
+    ) -> bool:
         """Take content until the commit marker, or until the append should stream.
 
         Returns: whether all content is here. Its sum is then known, or on its way.
@@ -376,7 +385,9 @@ class AppendApi:
             chunk = await body.next()
             if not chunk:
                 await body.expect_end()
-                if pending.length > _INLINE_BYTES_MAX:
+                if not with_sum:
+                    pending.sum = ZERO_SUM
+                elif pending.length > _INLINE_BYTES_MAX:
                     pending.sum = asyncio.get_running_loop().run_in_executor(
                         self._context.executor, content_sum, pending.chunks
                     )

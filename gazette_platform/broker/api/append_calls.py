@@ -13,6 +13,7 @@ from gazette_platform.broker.append.content import cost_of
 from gazette_platform.ops import tracing
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import Capability
+from gazette_platform.protocol.content import NO_SUM
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.calls import before_expiry
 from gazette_platform.serving.interface import Code, RpcFailed
@@ -202,7 +203,12 @@ class Appends(Protocol):
     """Carries appends out."""
 
     async def append(
-        self, first: bytes, content: ContentSource | None, claims: Claims
+        self,
+        first: bytes,
+        content: ContentSource | None,
+        claims: Claims,
+        *,
+        with_sum: bool,
     ) -> tuple[Status, bytes]:
         """Serve an Append. Returns: its status, and the AppendResponse. Raises: GazetteError: it failed."""
         ...
@@ -307,7 +313,8 @@ class AppendCalls:
         self, first: bytes, content: ContentSource | None, metadata: Metadata
     ) -> tuple[Status, bytes]:
         claims = self._auth.everyone or self._auth.authorize(metadata, Capability.APPEND)
-        serving = self._api.append(first, content, claims)
+        with_sum = NO_SUM not in metadata
+        serving = self._api.append(first, content, claims, with_sum=with_sum)
         if claims.expires_at is None:
             return await serving
         return await before_expiry(self._auth.limit(claims), serving)

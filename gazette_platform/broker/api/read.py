@@ -18,7 +18,7 @@ from gazette_platform.broker.api.routing import (
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import DataError, GazetteError, ObjectNotFound, StoreError
 from gazette_platform.fragment.index import QueryResult
-from gazette_platform.ops.lru import Lru
+from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
@@ -30,10 +30,12 @@ from gazette_platform.protocol.content import encode_read_content
 from gazette_platform.protocol.fragments import FragmentCheck
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
+from gazette_platform.stores import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
+    from pathlib import Path
 
     from gazette_platform.broker.api.routing import Proxy
     from gazette_platform.broker.context import BrokerContext
@@ -49,19 +51,15 @@ if TYPE_CHECKING:
 _INLINE_BYTES_MAX = 64 << 10
 
 # Bytes of content in a message: a hop to a thread and a pass through gRPC cost as much as a few hundred
-# KiB each. A reader that has stopped holds its piece twice, here and in gRPC. So once all readers
-# together hold more than `_SENDING_BYTES_MAX`, further ones get small pieces; a thousand of them
-# readers hold 128 MiB.
-_PIECE_BYTES = 1 << 20
+# KiB each. With what is around it, a piece fits in one frame of our HTTP/2, and two in the window of our client,
+# which then receives them without copies. A reader that has stopped holds its piece twice, here and in gRPC. So
+# once all readers together hold more than `_SENDING_BYTES_MAX`, further ones get small pieces; a thousand of them
+# hold 128 MiB.
+_PIECE_BYTES = (1 << 20) - 4096
 _SMALL_PIECE_BYTES = 128 << 10
 _SENDING_BYTES_MAX = 64 << 20
 
 _SIGNATURE_TTL_S = 60.0
-
-# Stored fragments that a read has proven are believed for so many seconds: readers that come together
-# do not pay for the same SHA-1, which is half of what it costs to read raw content.
-_PROVEN_S = 600.0
-_PROVEN_MAX = 10_000
 
 
 @final
@@ -73,7 +71,6 @@ class ReadApi:
         self._resolver = resolver
         self._proxy = proxy
         self._sending_bytes = 0
-        self._proven: Lru[tuple[str, str, int], float] = Lru(_PROVEN_MAX)
 
     async def read(self, raw: bytes, send: Send, claims: Claims = ALL_CLAIMS) -> None:
         """Serve one Read.
@@ -363,11 +360,9 @@ class ReadApi:
         self, replica: Replica, fragment: Fragment, offset: int, end: int, send: Send
     ) -> None:
         """Send bytes [offset, end) of the journal from a store."""
-        key = fragment.backing_store, fragment.content_path, fragment.mod_time
-        now = self._context.clock.monotonic()
-        proven_at = self._proven.get(key)
-        is_proven = proven_at is not None and now - proven_at < _PROVEN_S
-        check = FragmentCheck(fragment, is_known=is_proven)
+        store, path = self._context.stores.get(fragment.backing_store), fragment.content_path
+        version = await self._version(fragment, store.local_path(path))
+        check = FragmentCheck(fragment, is_known=store.is_proven(path, version))
         part = _Part(fragment, offset, end, send, check=check, readers=self._context.readers)
         piece_bytes = self._piece_bytes
         held_bytes = min(piece_bytes, fragment.content_length)
@@ -376,7 +371,7 @@ class ReadApi:
             # The object is read from its beginning, however little of it is sent.
             await self._send_part(part, fragment, piece_bytes)
             if part.is_proven:
-                self._proven.put(key, now)
+                store.prove(path, version)
         except ObjectNotFound as err:
             # It was pruned, as a rule. Once the store was listed again the read continues after it.
             replica.refresh(is_missed=True)
@@ -391,6 +386,13 @@ class ReadApi:
             ) from err
         finally:
             self._sending_bytes -= held_bytes
+
+    async def _version(self, fragment: Fragment, file: Path | None) -> tuple[int, ...]:
+        """What is another once the object of a fragment has changed, as far as that can be known."""
+        if file is not None:
+            with contextlib.suppress(OSError):  # to read it says more
+                return await run_in(self._context.readers, version_of, file)
+        return (fragment.mod_time,)
 
     async def _send_part(self, part: _Part, fragment: Fragment, piece_bytes: int) -> None:
         """Send what belongs to a part of a stored fragment, in steps of bounded size.

@@ -43,6 +43,7 @@ from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.protocol.path_postfix import PathPostfixTemplate
+from gazette_platform.stores import version_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
@@ -516,6 +517,11 @@ class Persister:
             _deadline(store, "PUT"),
         ):
             await store.put(path, fd, length, content_encoding=encoding)
+        file = store.local_path(path)
+        if file is not None and fragment.codec is CompressionCodec.NONE:
+            # It is the spool, or a copy of it: reads need not hash again what was served before.
+            with contextlib.suppress(OSError):
+                store.prove(path, await run_in(self._executor, version_of, file))
 
     @contextlib.asynccontextmanager
     async def _stored_form(

@@ -27,6 +27,7 @@ from gazette_platform.cli.gazctl.journals.describe import Standing, asker
 from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
 from gazette_platform.cli.program import EXIT_FAILED, set_up_logging
 from gazette_platform.errors import ValidationError
+from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.kafka.topics import TOPIC, Form, Topic, made_partitions, map_topics
 from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import SystemClock
@@ -73,8 +74,9 @@ topics = noun(
         "list": "kafka:list_topics",
         "describe": "kafka:describe_topic",
         "add": "kafka:add_topic",
+        "configs": "kafka:topic_configs",
     },
-    help_text="List topics, and make journals topics.",
+    help_text="List topics, change their configs, and make journals topics.",
 )
 
 
@@ -251,10 +253,8 @@ def doctor(ctx: typer.Context, *, output: _Output = "table") -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _found_topics(
-    client: AsyncClient, name: str = ""
-) -> list[tuple[Topic, dict[int, Standing]]]:
-    """Topics, or one, and how their partitions stand. Raises: ValidationError: there is no topic `name`."""
+async def _known_topics(client: AsyncClient, name: str = "") -> list[Topic]:
+    """Topics, or one. Raises: ValidationError: there is no topic `name`."""
     known = map_topics(await client.list(TOPIC))
     for problem in known.problems:
         note(problem)
@@ -262,7 +262,14 @@ async def _found_topics(
         raise ValidationError(
             f"there is no topic {name} (see `gazctl kafka topics list`)", path="TOPIC"
         )
-    topics = [known.topics[each] for each in ([name] if name else sorted(known.topics))]
+    return [known.topics[each] for each in ([name] if name else sorted(known.topics))]
+
+
+async def _found_topics(
+    client: AsyncClient, name: str = ""
+) -> list[tuple[Topic, dict[int, Standing]]]:
+    """Topics, or one, and how their partitions stand. Raises: as `_known_topics`."""
+    topics = await _known_topics(client, name)
     listings = [part.listing for topic in topics for part in topic.partitions.values()]
     async with asker(client) as standings:
         found = {each.listing.name: each for each in await standings.ask(listings)}
@@ -390,5 +397,61 @@ def add_topic(
             )
         if not made:
             note(f"all of these journals are partitions of {topic} already")
+
+    connected(ctx, work)
+
+
+def topic_configs(
+    ctx: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")],
+    *,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Config to change. Repeatable."),
+    ] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option("--reset", metavar="NAME", help="Config to give its default. Repeatable."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what configs there would be.")
+    ] = False,
+    output: _Output = "table",
+) -> None:
+    """Show the configs of a topic, as clients of Kafka see them, or change some.
+
+    **Examples**
+
+    gazctl kafka topics configs flights
+
+    gazctl kafka topics configs flights --set retention.ms=86400000 --reset compression.type
+    """
+    required("kio", extra="kafka", by="gazctl kafka topics configs")
+    from gazette_platform.kafka.topic_specs import (  # noqa: PLC0415  needs the extra
+        altered_spec,
+        configs_of,
+    )
+
+    changes: dict[str, str | None] = dict.fromkeys(reset or ())
+    for each in given or ():
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise ValidationError(f"expected NAME=VALUE, got {each!r}", path="--set")
+        changes[name] = value
+
+    async def work(client: AsyncClient) -> None:
+        (found,) = await _known_topics(client, topic)
+        listings = [part.listing for part in found.partitions.values()]
+        specs = [altered_spec(each.spec, KafkaConfig(), changes) for each in listings]
+        if changes and not dry_run:
+            pairs = zip(specs, listings, strict=True)
+            await client.apply(
+                [JournalChange(spec, revision=was.mod_revision) for spec, was in pairs]
+            )
+        configs = configs_of(specs[0])
+        if output == "json":
+            print_json(configs, indent=True)
+        else:
+            print_table(("Config", "Value"), sorted(configs.items()))
 
     connected(ctx, work)

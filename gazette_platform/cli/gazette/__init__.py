@@ -28,6 +28,7 @@ app = typer.Typer(
         __name__,
         {
             "serve": "serve:serve",
+            "serve-kafka": "gateway:serve_kafka",
             "print-config": "serve:print_config",
             "backup": "backup:backup",
             "restore": "backup:restore",
@@ -56,12 +57,14 @@ def _root_command(context: typer.Context, *, _version: Version = False) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program. Returns: the exit code."""
-    from gazette_platform.cli.gazette.serve import (  # noqa: PLC0415  a module of this package
-        SERVE_OPTIONS,
+    from gazette_platform.cli.gazette.gateway import (  # noqa: PLC0415  a module of this package
+        GATEWAY_OPTIONS,
     )
+    from gazette_platform.cli.gazette.serve import SERVE_OPTIONS  # noqa: PLC0415
 
     try:
-        apply_ini(_INI, {option.name: option.variable for option in SERVE_OPTIONS})
+        options = (*GATEWAY_OPTIONS, *SERVE_OPTIONS)
+        apply_ini(_INI, {option.name: option.variable for option in options})
     except GazetteError as error:
         print(f"gazette: error: {error}", file=sys.stderr)
         return EXIT_FAILED

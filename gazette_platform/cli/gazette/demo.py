@@ -31,7 +31,7 @@ from gazette_platform.lake.engines.trino import TrinoSession, load_sql, sql_fold
 from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
-from gazette_platform.lake.typed.checks.status import check_counts
+from gazette_platform.lake.typed.status import check_counts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.platform import tools
 from gazette_platform.platform.control import Board, address_table, start_detached, stop_platform

@@ -91,8 +91,8 @@ def up(  # noqa: PLR0917  options are named
         --catalog URI: Catalog of typed tables, instead of the metastore: https://… of an Iceberg REST server, or
             postgresql://USER@HOST/DATABASE. GAZETTE_ICEBERG_TOKEN and others set the login.
         --light: Start only etcd and brokers; ready in seconds.
-        --kafka: Serve clients of Kafka as well, at port 9092 if it is free. Off by default: it needs the extra
-            kafka, and takes a port that other programs try.
+        --kafka: Serve clients of Kafka as well, at port 9092, and their schemas at 8081, if these are free. Off by
+            default: it needs the extra kafka, and takes ports that other programs try.
         --detach/--foreground: Return when all is ready; or stay until interrupted, and then stop the platform.
     """
     from gazette_platform.platform.control import Board  # noqa: PLC0415  an extra

@@ -40,8 +40,10 @@ from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.content import (
     COMMIT_MARKER,
     CONTENT_CHUNK_BYTES,
+    NO_SUM,
     decode_append_content,
     encode_append_content,
+    encode_append_pieces,
 )
 from gazette_platform.protocol.fragments import sum_from_pb
 from gazette_platform.protocol.pb import protocol_pb2 as pb
@@ -92,6 +94,8 @@ class AppendOptions:
     suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
     min_revision: int = 0
     """Revision of etcd that the broker must have seen, as `apply` returned it; 0: any."""
+    with_sum: bool = True
+    """Whether the result needs the SHA-1 of the content."""
 
     def request(self, journal: str, *, min_revision: int = 0) -> bytes:
         """The first message of the RPC.
@@ -129,11 +133,16 @@ class Content:
         self._messages: list[bytes] | None = None
         self.is_spent = False
         self.attempts = 0
+        self._view: memoryview | None = None
+        self._parts: list[memoryview] | None = None
+        self._is_replayable = True
+        if isinstance(source, list):
+            self._parts = [memoryview(part).cast("B") for part in source]
+            if sum(map(len, self._parts)) <= _WHOLE_BYTES_MAX:
+                source = b"".join(self._parts)
         if isinstance(source, bytes | bytearray | memoryview):
-            self._view: memoryview | None = memoryview(source).cast("B")
-            self._is_replayable = True
+            self._view = memoryview(source).cast("B")
         else:
-            self._view = None
             self._is_replayable = iter_is_fresh(source)
 
     @classmethod
@@ -145,7 +154,9 @@ class Content:
 
     def encoded(self) -> Iterable[bytes] | None:
         """Its messages, if all of it is in memory."""
-        return encoded_messages(self._view) if self._view is not None else self._messages
+        if self._view is not None:
+            return encoded_messages(self._view)
+        return self._messages if self._parts is None else joined_messages(self._parts)
 
     def whole(self) -> bytes | None:
         """All of it as one encoded message, if it is in memory and small; b"" if there is none."""
@@ -219,6 +230,22 @@ def encoded_messages(view: memoryview) -> Iterator[bytes]:
         yield encode_append_content(view[begin : begin + CONTENT_CHUNK_BYTES])
 
 
+def joined_messages(parts: Iterable[memoryview]) -> Iterator[bytes]:
+    """Content messages of the concatenation of parts."""
+    joined: list[memoryview] = []
+    size = 0
+    for part in parts:
+        begin = 0
+        while begin < len(part):
+            joined.append(part[begin : begin + CONTENT_CHUNK_BYTES - size])
+            begin, size = begin + len(joined[-1]), size + len(joined[-1])
+            if size == CONTENT_CHUNK_BYTES:
+                yield encode_append_pieces(joined, size)
+                joined, size = [], 0
+    if size:
+        yield encode_append_pieces(joined, size)
+
+
 async def _pieces(source: Any) -> AsyncIterator[bytes | bytearray | memoryview]:
     if isinstance(source, AsyncIterable):
         async for piece in source:
@@ -279,7 +306,7 @@ async def _append(
             # Any broker takes an append and proxies it. The primary saves a hop, and a retry goes to the
             # service address, because the error has made the transport forget the route.
             with transport.wire(journal, primary=True) as wire:
-                response = await attempt.run(wire, request)
+                response = await attempt.run(wire, request, with_sum=options.with_sum)
             return _result(transport, journal, response)
         except GazetteError as err:
             # Doubt outlives later attempts: a refusal of the third says nothing of the first.
@@ -351,11 +378,13 @@ class _Attempt:
         self._is_sent = True
         self._content.attempts += 1
 
-    async def run(self, wire: Wire, request: bytes) -> pb.AppendResponse:
+    async def run(self, wire: Wire, request: bytes, *, with_sum: bool) -> pb.AppendResponse:
         """Raises: TransportError; DataError: the answer is malformed; what the content raises."""
         metadata = self._transport.auth.metadata(Capability.APPEND, self._journal)
         if headers := tracing.headers():
             metadata = (*(metadata or ()), *headers)
+        if not with_sum:
+            metadata = (*(metadata or ()), (NO_SUM, "1"))
         # A single message does not report whether it was sent. With a connection, assume that it was.
         whole = self._content.whole() if wire.takes_whole and wire.is_ready else None
         if whole is not None:

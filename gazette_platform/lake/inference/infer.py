@@ -39,7 +39,7 @@ from gazette_platform.lake.spec.formats import (
 from gazette_platform.lake.spec.layout import path_keys
 from gazette_platform.lake.spec.rules import COLUMNS_MAX, is_column_name, is_key
 from gazette_platform.lake.spec.table_spec import TableSpec, fields_below, parse_table_spec
-from gazette_platform.lake.spec.typed.spec import SCHEMA as TYPED_SCHEMA
+from gazette_platform.lake.spec.typed import SCHEMA as TYPED_SCHEMA
 from gazette_platform.lake.spec.types import parse_type
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from gazette_platform.lake.raw.partition_state import PartitionState
-    from gazette_platform.lake.reading.source import FragmentSource
+    from gazette_platform.lake.reading.fragment_source import FragmentSource
     from gazette_platform.lake.reading.storage import Storage
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.protocol import Fragment

@@ -38,7 +38,7 @@ from gazette_platform.lake.raw.audits.fit import (
 from gazette_platform.lake.raw.partition_state import RANGES_MAX, TRIES_MAX, PartitionState
 from gazette_platform.lake.raw.reconcile import reconcile
 from gazette_platform.lake.raw.tables import with_text_columns
-from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN
+from gazette_platform.lake.reading.fragment_content import COUNTED_BYTES_MIN
 from gazette_platform.lake.spec.layout import is_aside, is_same_location
 from gazette_platform.protocol import is_another
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.planning import PlannedPartition
     from gazette_platform.lake.raw.reconcile import Finding
-    from gazette_platform.lake.reading.content import FragmentContent
+    from gazette_platform.lake.reading.fragment_content import FragmentContent
+    from gazette_platform.lake.reading.scanners import ValueReport
     from gazette_platform.lake.reading.storage import Cutover
-    from gazette_platform.lake.reading.values import ValueReport
     from gazette_platform.lake.spec.rules import UnfitFragment
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment

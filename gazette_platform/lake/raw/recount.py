@@ -20,8 +20,8 @@ from gazette_platform.ops.lru import Lru
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gazette_platform.lake.reading.content import FragmentContent
-    from gazette_platform.lake.reading.values import LineScanner
+    from gazette_platform.lake.reading.fragment_content import FragmentContent
+    from gazette_platform.lake.reading.scanners import LineScanner
     from gazette_platform.protocol import Fragment
 
 # Fragments that are remembered: some 30 MB.

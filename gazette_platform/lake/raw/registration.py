@@ -48,8 +48,8 @@ from gazette_platform.lake.raw.tables import (
     text_columns,
 )
 from gazette_platform.lake.raw.views import ensure_plain_view
-from gazette_platform.lake.reading.check import SAMPLE_BYTES, check_sample
-from gazette_platform.lake.reading.content import FragmentContent
+from gazette_platform.lake.reading.fragment_content import FragmentContent
+from gazette_platform.lake.reading.sample_check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.reading.storage import Cutover, Storage
 from gazette_platform.lake.spec.layout import (
     Layout,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, Metastore, MetastoreSession
     from gazette_platform.lake.raw.reconcile import Finding
-    from gazette_platform.lake.reading.source import FragmentSource
+    from gazette_platform.lake.reading.fragment_source import FragmentSource
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Fragment, JournalSpec

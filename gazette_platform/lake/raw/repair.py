@@ -33,7 +33,7 @@ from gazette_platform.lake.raw.listing import (
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import JournalCursor
 from gazette_platform.lake.raw.reconcile import Span, chain, reconcile
-from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN, FragmentContent
+from gazette_platform.lake.reading.fragment_content import COUNTED_BYTES_MIN, FragmentContent
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import directory_of
 from gazette_platform.protocol import parse_fragment_path
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.reconcile import Finding
     from gazette_platform.lake.raw.registration import Registrar
-    from gazette_platform.lake.reading.source import FragmentSource
+    from gazette_platform.lake.reading.fragment_source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock

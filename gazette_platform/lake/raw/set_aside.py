@@ -30,8 +30,8 @@ from gazette_platform.lake.raw.listing import listed_in
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.reconcile import reconcile
 from gazette_platform.lake.raw.recount import Recount
-from gazette_platform.lake.reading.content import FragmentContent
-from gazette_platform.lake.reading.source import all_fragments
+from gazette_platform.lake.reading.fragment_content import FragmentContent
+from gazette_platform.lake.reading.fragment_source import all_fragments
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import (
     aside_directory,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gazette_platform.hive import MetastoreSession
-    from gazette_platform.lake.reading.content import FragmentCount
-    from gazette_platform.lake.reading.source import FragmentSource
+    from gazette_platform.lake.reading.fragment_content import FragmentCount
+    from gazette_platform.lake.reading.fragment_source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock

@@ -37,7 +37,7 @@ from gazette_platform.lake.raw.reconcile import (
 )
 from gazette_platform.lake.raw.recount import Recount
 from gazette_platform.lake.raw.tables import LAYOUT
-from gazette_platform.lake.reading.content import FragmentContent
+from gazette_platform.lake.reading.fragment_content import FragmentContent
 from gazette_platform.lake.reading.storage import Storage
 from gazette_platform.lake.spec.layout import directory_of, plain_location
 from gazette_platform.protocol import LabelSelector, LabelSet, is_another, learned
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.planning import JournalCursor
     from gazette_platform.lake.raw.reconcile import Break
-    from gazette_platform.lake.reading.source import FragmentSource
+    from gazette_platform.lake.reading.fragment_source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment, JournalSpec

@@ -5,7 +5,7 @@ text of a `json`; Arrow reads the easy parts of all values at once. What Arrow d
 `arrow_types`: depth, UTF-8, that each line is one object, that keys do not repeat.
 
 Nothing here looks at two lines together, so a line is taken alone if and only if it is taken among others. What happens to a
-line that is refused is the policy of the caller: raw tables give NULL for the values that do not fit (`rows`), typed tables
+line that is refused is the policy of the caller: raw tables give NULL for the values that do not fit (`raw_rows`), typed tables
 quarantine the record with a reason, and Spark's source makes a row of NULLs, drops the record or fails. `sifting` finds the line.
 
 `ScalarReader` makes columns of texts, numbers and dates by msgspec alone: of a few of many keys with half the work of Arrow's

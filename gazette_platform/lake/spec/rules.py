@@ -3,7 +3,7 @@
 Also how many errors are reported of one spec. A rule yields errors with the path of their key; it never raises the first.
 
 And the rule of records that do not fit: how many of them stop rollups. Their counts stand in the accounts of Hive
-partitions; `verdict` compares them with the spec's threshold, and `gazette_platform.lake.raw.audits.fit_summary` says what
+partitions; `verdict` compares them with the spec's threshold, and `gazette_platform.lake.raw.audits.fit` says what
 that means to all who show it. Pure.
 """
 

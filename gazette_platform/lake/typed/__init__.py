@@ -7,6 +7,9 @@ A *job* is what all workers of a run receive. A *handle* is the catalog of one t
 becomes rows, with the state after it; *quarantine* is the table beside it, of rejected records. An *amendment* makes rows again of
 messages that were read: a *backfill* out of journals, *reprocessing* out of quarantine.
 
+`status` says how far a table trails its journals, and why, and compares what runs recorded with the rows that manifests count: it reads
+metadata only, and the keys of a table with a key. `recount` reads the journals again, and finds each message that is missing or present twice.
+
 What decides is apart from what reads and writes. `gazctl lake run` and Dagster make typed tables. ARCHITECTURE.md follows a row
 through the modules.
 """

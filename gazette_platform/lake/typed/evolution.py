@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.update.spec import UpdateSpec
     from pyiceberg.types import NestedField
 
-    from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.spec.types import PartitionTransform
 
 _Path = tuple[str, ...]

@@ -39,7 +39,7 @@ from gazette_platform.lake.spec.types import ColumnType
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
 
 _SCALARS: Final[dict[str, IcebergType]] = {
     "string": StringType(),

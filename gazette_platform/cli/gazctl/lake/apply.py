@@ -20,7 +20,7 @@ from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, SpecFolder, StoreRoots, TableSpec, read_spec_folder
 from gazette_platform.lake.inference.sampling import BrokerContent, served, spread
 from gazette_platform.lake.raw.account_book import AccountBook
-from gazette_platform.lake.raw.applying import (
+from gazette_platform.lake.raw.applying_specs import (
     FolderFile,
     HeldNow,
     SpecFile,
@@ -36,7 +36,7 @@ from gazette_platform.lake.raw.applying import (
     why_missed,
 )
 from gazette_platform.lake.raw.planning import problems_with_journals
-from gazette_platform.lake.reading.check import SAMPLE_BYTES
+from gazette_platform.lake.reading.sample_check import SAMPLE_BYTES
 from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.spec.folder import in_file, or_meant, problems_with_files, specs_by_file
 from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX

@@ -28,7 +28,6 @@ from gazette_platform.cli.output import NONE, confirmed, note, print_table, prin
 from gazette_platform.cli.program import EXIT_FAILED
 from gazette_platform.errors import TableFenced, TypedRolledBack, ValidationError
 from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
-from gazette_platform.lake.typed.checks.status import progress_of_table
 from gazette_platform.lake.typed.runs.amending import Quarantined, Reprocessor, require_no_key
 from gazette_platform.lake.typed.runs.backfilling import (
     BackfillReport,
@@ -37,6 +36,7 @@ from gazette_platform.lake.typed.runs.backfilling import (
     fragments_of,
 )
 from gazette_platform.lake.typed.runs.journals import journals_now
+from gazette_platform.lake.typed.status import progress_of_table
 from gazette_platform.lake.typed.tables.progress import (
     Reread,
     accept_rollback,

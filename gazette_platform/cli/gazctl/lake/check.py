@@ -53,14 +53,14 @@ from gazette_platform.lake.raw.audits.registration_status import overdue, table_
 from gazette_platform.lake.raw.planning import problems_with_journals
 from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.rollups.query_check import check_queries, made_by, source_columns
-from gazette_platform.lake.typed.checks.recount import Recounter, recount_keys
-from gazette_platform.lake.typed.checks.status import (
+from gazette_platform.lake.typed.recount import Recounter, recount_keys
+from gazette_platform.lake.typed.runs.working import local_workers
+from gazette_platform.lake.typed.status import (
     Completeness,
     behind_now,
     completeness_of,
     unable,
 )
-from gazette_platform.lake.typed.runs.working import local_workers
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from gazette_platform.lake.inference.sampling import (
     require_whole_lines,
     sample_lines,
 )
-from gazette_platform.lake.raw.applying import SpecFile
+from gazette_platform.lake.raw.applying_specs import SpecFile
 from gazette_platform.lake.raw.tables import LAYOUT
 from gazette_platform.lake.spec.folder import files_beside, read_spec_folder
 from gazette_platform.lake.spec.layout import (

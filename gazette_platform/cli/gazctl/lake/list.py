@@ -54,8 +54,8 @@ from gazette_platform.lake.rollups.status import (
     RollupState,
     rollup_standing,
 )
-from gazette_platform.lake.spec.typed.spec import TypedSpec
-from gazette_platform.lake.typed.checks.status import TypedStanding, typed_standing
+from gazette_platform.lake.spec.typed import TypedSpec
+from gazette_platform.lake.typed.status import TypedStanding, typed_standing
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
 from gazette_platform.protocol import is_another

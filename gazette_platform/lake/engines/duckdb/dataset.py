@@ -29,7 +29,7 @@ from gazette_platform.lake.engines.duckdb.names import quoted
 from gazette_platform.lake.engines.duckdb.snapshot import ExtentReader, ScanCounts
 from gazette_platform.lake.reading.arrow_types import arrow_type
 from gazette_platform.lake.reading.json_columns import array_of
-from gazette_platform.lake.reading.rows import row_parser
+from gazette_platform.lake.reading.raw_rows import row_parser
 from gazette_platform.lake.spec.formats import header_pattern, header_places
 from gazette_platform.lake.spec.types import ColumnType, parse_type
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from gazette_platform.lake.engines.duckdb.snapshot import Piece, TableExtent, TableSnapshot
-    from gazette_platform.lake.reading.rows import RowParser
+    from gazette_platform.lake.reading.raw_rows import RowParser
 
 ORIGIN_COLUMNS: Final = ("_journal", "_offset", "_fragment")
 """Where a row comes from: its journal, the byte offset of its record, and the name of the persisted

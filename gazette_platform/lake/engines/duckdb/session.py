@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     )
     from gazette_platform.lake.engines.duckdb.typed_view import TypedSeam
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
-    from gazette_platform.lake.reading.rows import RowParser
+    from gazette_platform.lake.reading.raw_rows import RowParser
     from gazette_platform.lake.spec.table_spec import TableSpec
 
 # DuckDB's name of a database without a file.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing, Reader
-    from gazette_platform.lake.reading.rows import RowParser
+    from gazette_platform.lake.reading.raw_rows import RowParser
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.audits.registration_status import Place
     from gazette_platform.lake.raw.reconcile import FindingKind
-    from gazette_platform.lake.reading.source import FragmentSource
+    from gazette_platform.lake.reading.fragment_source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import CompressionCodec, Fragment

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake.raw.account_book import AccountBook
-from gazette_platform.lake.raw.audits.fit_summary import partition_fit, table_finding
+from gazette_platform.lake.raw.audits.fit import partition_fit, table_finding
 from gazette_platform.lake.raw.planning import JournalCursor, bounded, problems_with_journals
 from gazette_platform.lake.raw.reconcile import overlapping, walk_outward
 from gazette_platform.lake.raw.tables import is_current, text_columns
-from gazette_platform.lake.reading.source import all_fragments
+from gazette_platform.lake.reading.fragment_source import all_fragments
 from gazette_platform.lake.spec.layout import directory_of, is_aside, plain_location
 from gazette_platform.ops.lru import Lru
 from gazette_platform.protocol.offsets import subtract_ranges
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.account_book import Entry
     from gazette_platform.lake.raw.partition_state import PartitionState
     from gazette_platform.lake.raw.reconcile import Finding
-    from gazette_platform.lake.reading.source import FragmentSource
+    from gazette_platform.lake.reading.fragment_source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment, JournalSpec

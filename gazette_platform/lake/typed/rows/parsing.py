@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.reading.extent_content import LineBlocks, Piece
     from gazette_platform.lake.reading.json_columns import ValueReader
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.spec.typed.columns import TypedColumn
-    from gazette_platform.lake.spec.typed.spec import TypedSpec
 
 
 _ACK: Final = int(Flags.ACK_TXN)

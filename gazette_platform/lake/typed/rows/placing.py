@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import IcebergType
 
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.spec.typed.columns import TypedColumn
-    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
     from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.spec.table_spec import TableSpec
-    from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.planning.ranges import Hole, JournalRange, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.planning.state import TypedState

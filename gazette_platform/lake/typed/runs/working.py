@@ -22,7 +22,7 @@ from gazette_platform.lake.reading.extent_content import LineBlocks, pieces_of
 from gazette_platform.lake.typed.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.planning.rounds import Done, Kind
 from gazette_platform.lake.typed.planning.screening import TaskScreen
-from gazette_platform.lake.typed.rows.changes import parser_of
+from gazette_platform.lake.typed.rows.debezium import parser_of
 from gazette_platform.lake.typed.rows.parsing import BadRecord, CutLines
 from gazette_platform.lake.typed.rows.placing import bad_rows, in_schema, placed_rows
 from gazette_platform.lake.typed.runs.jobs import Output
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.extent_content import Piece
     from gazette_platform.lake.typed.planning.ranges import Task
     from gazette_platform.lake.typed.planning.rounds import Order
-    from gazette_platform.lake.typed.rows.changes import ChangeParser
+    from gazette_platform.lake.typed.rows.debezium import ChangeParser
     from gazette_platform.lake.typed.rows.parsing import (
         BlockParser,
         LineBlock,

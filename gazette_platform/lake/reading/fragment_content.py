@@ -23,15 +23,15 @@ from typing_extensions import override
 
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import DataError, GazetteError, LakeError, ObjectNotFound, StoreError
-from gazette_platform.lake.reading.check import SAMPLE_BYTES
+from gazette_platform.lake.reading.sample_check import SAMPLE_BYTES
 from gazette_platform.lake.reading.storage import object_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from gazette_platform.lake.reading.source import FragmentSource
+    from gazette_platform.lake.reading.fragment_source import FragmentSource
+    from gazette_platform.lake.reading.scanners import LineScanner, ValueReport
     from gazette_platform.lake.reading.storage import StoreFiles
-    from gazette_platform.lake.reading.values import LineScanner, ValueReport
     from gazette_platform.protocol import Fragment
 
 _log = logging.getLogger(__name__)

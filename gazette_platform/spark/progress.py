@@ -1,4 +1,4 @@
-"""How far writers have come, as journals note it in their registers. Pure.
+"""How far writers and readers of Spark have come: marks in registers of journals, and offsets in checkpoints of streams. Pure.
 
 An append that checks and changes registers does both and adds its content, or none of it. So each append of a writer
 sets its *mark*, if the one that is there is the one it has seen. Whoever appends the same again, because it was
@@ -8,7 +8,7 @@ writes, and loses those of writers that have been silent for long.
     gazette-spark/<query>         17.2.81985529.1955…0.1795000000    epoch, two numbers, clock, unix seconds
     gazette-spark-once/<write>    0.1.0.0.1795000000                 of a write that is not repeated
 
-The offsets of a stream, as JSON in its checkpoint. Pure.
+The offsets of a stream are JSON in its checkpoint.
 
     {"initial": true}                                   where a new query begins
     {"from": {"a/b": 0}, "journals": {"a/b": 4096}}     the end of its first batch, which says where that began

@@ -1,4 +1,4 @@
-"""Has typed tables written without end while there are such: ``python -m gazette_platform.platform.typed``.
+"""Has typed tables written without end while there are such: ``python -m gazette_platform.platform.typed_writer``.
 
 It runs ``gazctl lake run --continuous``. That costs a Spark, so it is started once a table spec says `every`, and stopped when
 none does any more. If it ends by itself, it is started again, later

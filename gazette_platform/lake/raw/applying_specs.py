@@ -24,7 +24,7 @@ from gazette_platform.lake.raw.listing import left_at, place_of
 from gazette_platform.lake.raw.planning import problems_of
 from gazette_platform.lake.raw.tables import LAYOUT, TABLE, evolved_table, table_definition
 from gazette_platform.lake.raw.views import VIEW_OF
-from gazette_platform.lake.reading.check import check_sample
+from gazette_platform.lake.reading.sample_check import check_sample
 from gazette_platform.lake.spec.folder import files_beside, in_file, name_clashes
 from gazette_platform.lake.spec.layout import (
     Layout,

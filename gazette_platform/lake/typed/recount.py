@@ -26,7 +26,6 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError, OffsetJump
 from gazette_platform.lake.spec.typed.columns import TRUNCATE
-from gazette_platform.lake.typed.checks.status import HEAL, Completeness, Incomplete
 from gazette_platform.lake.typed.planning.ranges import held_ranges, plan_backfill, tasks_between
 from gazette_platform.lake.typed.planning.rounds import Kind, Order
 from gazette_platform.lake.typed.planning.screening import sequence
@@ -34,6 +33,7 @@ from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.running import job_of
 from gazette_platform.lake.typed.runs.tail import pin_tail, spool_tail
+from gazette_platform.lake.typed.status import HEAL, Completeness, Incomplete
 from gazette_platform.lake.typed.tables.progress import FormerStates
 from gazette_platform.lake.typed.tables.quarantine import begins_at, moment_of
 from gazette_platform.lake.typed.tables.table import handles_of, typed_table
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from gazette_platform.client.read.extents import JournalSnapshot
     from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
     from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.spec.typed.columns import ChangeOrder
-    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.planning.ranges import BackfillRange, Task
     from gazette_platform.lake.typed.planning.rounds import Done
     from gazette_platform.lake.typed.runs.jobs import Workers

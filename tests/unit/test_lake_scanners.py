@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.raw.audits.fit import value_scanner
-from gazette_platform.lake.reading.check import check_sample
-from gazette_platform.lake.reading.values import breaks
+from gazette_platform.lake.reading.sample_check import check_sample
+from gazette_platform.lake.reading.scanners import breaks
 from gazette_platform.lake.spec.types import parse_type
 
 WIDE = parse_table_spec("""

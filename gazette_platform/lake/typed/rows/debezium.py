@@ -41,8 +41,8 @@ from gazette_platform.lake.typed.rows.parsing import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.spec.typed.columns import TypedColumn
-    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.rows.parsing import LookedBlock
 
 _NULL: Final = b"null"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from journal_specs import journal_spec
 
-from gazette_platform.lake.raw.applying import (
+from gazette_platform.lake.raw.applying_specs import (
     SpecFile,
     problems_among,
     problems_with_data,

@@ -12,7 +12,7 @@ from gazette_platform.codecs import compressor
 from gazette_platform.errors import DataError, LakeError, Suspended
 from gazette_platform.lake import BrokerSource
 from gazette_platform.lake.engines.trino import TrinoSession
-from gazette_platform.lake.reading.content import FragmentContent
+from gazette_platform.lake.reading.fragment_content import FragmentContent
 from gazette_platform.protocol import CompressionCodec, Fragment, LabelSelector
 
 

@@ -9,7 +9,7 @@ import pytest
 from h2_server_bench import SERVICE, Echo
 from local_bench import LocalBench
 
-from gazette_platform.serving import local
+from gazette_platform.serving import in_process
 from gazette_platform.serving.interface import Code, Condition, Kind, NotTaken, Rpc, RpcFailed
 from gazette_platform.testing.waiting import eventually, patient, turns
 
@@ -37,13 +37,13 @@ async def test_responses_wait_for_their_caller(bench):
     read = call(bench, "Download", Kind.SERVER_STREAM, b"50 %d" % size)
     await turns(TURNS)
     held = len(read.responses.messages)
-    assert held == local._RESPONSE_BYTES // size, "as many as there is room for"
+    assert held == in_process._RESPONSE_BYTES // size, "as many as there is room for"
     assert [await read.next() for _ in range(50)] == [bytes((n,)) * size for n in range(50)]
     assert await read.next() is None
 
 
 async def test_a_response_larger_than_the_bound_comes_alone(bench):
-    size = local._RESPONSE_BYTES + 1
+    size = in_process._RESPONSE_BYTES + 1
     read = call(bench, "Download", Kind.SERVER_STREAM, b"2 %d" % size)
     await turns(TURNS)
     assert len(read.responses.messages) == 1
@@ -51,7 +51,7 @@ async def test_a_response_larger_than_the_bound_comes_alone(bench):
 
 
 async def test_a_caller_that_takes_nothing_ends_the_handler(bench, monkeypatch):
-    monkeypatch.setattr(local, "_STALL_S", 0.05)
+    monkeypatch.setattr(in_process, "_STALL_S", 0.05)
     read = call(bench, "Download", Kind.SERVER_STREAM, b"50 100000")
     await eventually(lambda: bench.echo.failed)
     (failure,) = bench.echo.failed
@@ -150,7 +150,7 @@ async def test_a_sender_waits_for_room():
             sending = group.create_task(send())
             await turns(TURNS)
             assert not sending.done()
-            assert upload.requests.size <= local.READ_AHEAD_BYTES
+            assert upload.requests.size <= in_process.READ_AHEAD_BYTES
             bench.echo.gate.set()
             assert await upload.answer() == b"20 messages, %d bytes" % (20 << 20)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import Client
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
     from gazette_platform.lake.spec.table_spec import TableSpec
-    from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.runs.journals import Behind
     from gazette_platform.lake.typed.tables.progress import TypedProgress
     from gazette_platform.lake.typed.tables.quarantine import RowCounts
