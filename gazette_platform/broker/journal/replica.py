@@ -71,6 +71,7 @@ _SUSPEND_S = 15 * 60.0
 class Replica:
     """The local state of one journal."""
 
+    last_append_at = -math.inf
     awaiting = ""
     """Why appends wait until a broker comes back, by the latest check; else empty."""
 
@@ -146,7 +147,6 @@ class Replica:
         )
         context.metrics.write_head.labels(name).set_function(lambda: self.head)
         self._created_at = context.clock.monotonic()
-        self.last_append_at = -math.inf
         self._claimed: frozenset[Holder] | None = frozenset()  # whom our latest claim named
         self._is_released = False  # as of our latest claim, or note
         self._is_in_doubt = False  # etcd may still take a note that it did not answer for
