@@ -70,7 +70,7 @@ class _Other(Exception):
     """It is a batch for `encode_batch`."""
 
 
-def bulk_lines(data: bytes, count: int, stamp: Stamp, now_ms: int) -> Lines | None:
+def bulk_lines(data: bytes | memoryview, count: int, stamp: Stamp, now_ms: int) -> Lines | None:
     """The lines of a batch of a topic of the form `json`; None: it is for `encode_batch`.
 
     Args:
@@ -90,7 +90,7 @@ def bulk_lines(data: bytes, count: int, stamp: Stamp, now_ms: int) -> Lines | No
     return Lines(content, content.index(b"\n") + 1)
 
 
-def _content(data: bytes, count: int, stamp: Stamp, now_ms: int) -> bytes:
+def _content(data: bytes | memoryview, count: int, stamp: Stamp, now_ms: int) -> bytes:
     """Raises: _Other; MsgspecError, RecursionError: a value is not JSON."""
     body = memoryview(data)[_HEAD_BYTES:]
     first = _KEYED.match(body)
