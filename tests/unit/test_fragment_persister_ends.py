@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -109,7 +108,6 @@ async def test_etcd_is_asked_once_for_all_fragments_that_wait(bench):
 
     async def say_end():
         calls.append(bench.stored)
-        await asyncio.sleep(0)
         if failures:
             raise failures.pop()
 
