@@ -73,7 +73,7 @@ class _Other(Exception):
     """It is a batch for `encode_batch`."""
 
 
-def bulk_lines(data: bytes, count: int, stamp: Stamp, now_ms: int) -> Lines | None:
+def bulk_lines(data: bytes | memoryview, count: int, stamp: Stamp, now_ms: int) -> Lines | None:
     """The lines of a batch of a topic of the form `json`; None: it is for `encode_batch`.
 
     Args:
@@ -130,7 +130,7 @@ def _is_plain_object(value: bytes | None) -> bool:
     return len(probes) == 1 and probes[0].meta is _UNSET
 
 
-def _content(data: bytes, count: int, stamp: Stamp, now_ms: int) -> bytes:
+def _content(data: bytes | memoryview, count: int, stamp: Stamp, now_ms: int) -> bytes:
     """Raises: _Other; MsgspecError, RecursionError: a value is not JSON."""
     body = memoryview(data)[_HEAD_BYTES:]
     first = _KEYED.match(body)

@@ -198,8 +198,8 @@ async def give_back_when_idle(
         is_idle = _cpu_s() - used_s < idle_cores_max * (loop.time() - began)
         grown = resident_bytes()
         # What turned out to be in use may be freed later, and nothing shows that. So it is tried again, but ever
-        # more rarely, unless there is more by now.
-        is_due = grown - left >= _GROWTH_BYTES_MIN or loop.time() >= again_at
+        # more rarely, also while the process grows: the more was tried in vain, the more it has to grow.
+        is_due = grown - left >= _GROWTH_BYTES_MIN * pause_s / look_s or loop.time() >= again_at
         if is_idle and is_due and grown - least >= _GROWTH_BYTES_MIN:
             await run_in(executor, trim, 0)
             left = resident_bytes()

@@ -15,7 +15,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from hypothesis import example, given, settings, strategies as st
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.batches import finish_batch, new_builder, read_batch
+from gazette_platform.kafka.batches import LargeBuilder, finish_batch, new_builder, read_batch
 from gazette_platform.kafka.failures import KafkaError, Refused
 from gazette_platform.kafka.records import Block, Stamp, decode_lines, encode_batch, has_marks
 from gazette_platform.kafka.topics import Form
@@ -78,7 +78,7 @@ def block_of(content):
 def fetch(form, content, *, base=1000, **options):
     builder = new_builder()
     done = decode_lines(form, block_of(content), builder.append, base=base, **options)
-    return bytes(finish_batch(builder, done.records, base=base, end=base + done.size))
+    return b"".join(finish_batch(builder, done.records, base=base, end=base + done.size))
 
 
 def records_in(batch):
@@ -221,7 +221,7 @@ def test_committed_records_are_shown_up_to_the_first_that_is_undecided(is_ours):
     builder = new_builder()
     done = decode_lines(Form.JSON, block_of(b"".join(lines)), builder.append, verdicts=verdicts)
     assert done == (2, sum(map(len, lines[:3])))
-    found, records = records_in(bytes(finish_batch(builder, 2, base=0, end=done.size)))
+    found, records = records_in(b"".join(finish_batch(builder, 2, base=0, end=done.size)))
     assert [orjson.loads(each[3])["n"] for each in records] == [16, 48]
     assert found.next_offset == done.size
 
@@ -370,11 +370,23 @@ def test_batches_of_large_and_of_small_records_are_built_alike(records):
         for builder in builders:
             builder.append(offset, *record)
     built = [
-        bytes(finish_batch(builder, len(records), base=1000, end=1001 + offset))
+        b"".join(finish_batch(builder, len(records), base=1000, end=1001 + offset))
         for builder in builders
     ]
     assert type(builders[0]) is not type(builders[1])
     assert built[0] == built[1]
+
+
+@pytest.mark.parametrize("key", [None, b"key"])
+def test_large_values_are_built_of_the_lines_themselves(key):
+    values = [b'{"a":"%s"}' % (b"x" * size) for size in (20_000, 3, 70_000, 16 << 10)]
+    content = encode(Form.JSON, [(9, key, value, []) for value in values])[0]
+    builder = LargeBuilder()
+    options = {"add_rest": builder.append_rest, "base": 1000}
+    done = decode_lines(Form.JSON, block_of(content), builder.append, **options)
+    pieces = finish_batch(builder, done.records, base=1000, end=1000 + done.size)
+    assert sum(isinstance(piece, memoryview) for piece in pieces) == 3
+    assert b"".join(pieces) == fetch(Form.JSON, content)
 
 
 @pytest.mark.parametrize("size", [0, 40_000])
