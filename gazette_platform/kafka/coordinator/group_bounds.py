@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 from kio.schema.errors import ErrorCode
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         GroupStore,
         StoredTopic,
     )
-    from gazette_platform.kafka.coordinator.live_groups import LiveGroup
+    from gazette_platform.kafka.coordinator.groups import Group
     from gazette_platform.kafka.gateway import Gateway
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,13 @@ _UNUSED_MS: Final = 3600 * 1000
 """How long a record without offsets stays whose node could not forget it."""
 
 
+class InMemory(Protocol):
+    """A group that a node has in memory."""
+
+    group: Group
+    claim: Claim
+
+
 @final
 class GroupBounds:
     """See the module.
@@ -64,7 +71,7 @@ class GroupBounds:
         self,
         gateway: Gateway,
         store: GroupStore,
-        groups: Mapping[str, LiveGroup],
+        groups: Mapping[str, InMemory],
         is_ours: Callable[[str], bool],
     ) -> None:
         self._gateway = gateway
