@@ -119,8 +119,8 @@ bench-consumers: $(STAMP) ## Measure consumers: latency, throughput, fail-over, 
 bench-lake: $(STAMP) ## Measure how soon tables answer in SQL, and registration; adds to latest.json
 	$(PY) -m benchmarks.bench_lake
 
-chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED, MINUTES, REPLICATION; KAFKA=1: Kafka's clients)
-	$(PY) -m tests.$(if $(KAFKA),kafka_chaos,chaos) --seed $(SEED) --minutes $(MINUTES) --replication $(REPLICATION)
+chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED, MINUTES, REPLICATION; KAFKA=1: Kafka's clients; KAFKA=java: its own programs as well)
+	$(PY) -m tests.$(if $(KAFKA),kafka_chaos,chaos) --seed $(SEED) --minutes $(MINUTES) --replication $(REPLICATION)$(if $(filter java,$(KAFKA)), --java)
 
 rollouts: $(STAMP) ## Play rolling updates, node drains and the loss of a zone on processes under load (ZONES)
 	$(PY) -m tests.rollouts $(if $(ZONES),--zones $(ZONES)) $(ARGS)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import cramjam
-import google_crc32c
 import zstandard
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.kafka.failures import KafkaError
@@ -33,6 +33,8 @@ _LENGTH_END: Final = 12
 _BASE: Final = struct.Struct(">q")
 _CRC_AND_LAST: Final = struct.Struct(">Ihi")
 _CRC_AT: Final = 17
+# A sum takes less time than to get the lock back from a thread that has taken it meanwhile.
+_KEEPS_GIL: Final = 0
 
 # Of lines for which Python takes less time than `aiokafka`'s sum.
 _LARGE_BYTES: Final = 4 << 10
@@ -65,7 +67,7 @@ class Batch:
     base_sequence: int
     count: int
     is_transactional: bool
-    data: bytes
+    data: bytes | memoryview
     """All of it, without compression."""
 
     def records(self) -> list[Any]:
@@ -78,7 +80,7 @@ class Batch:
             raise KafkaError(ErrorCode.corrupt_message, f"damaged records: {err}") from err
 
 
-def read_batch(data: bytes, *, limit: int) -> Batch:
+def read_batch(data: bytes | memoryview, *, limit: int) -> Batch:
     """The one batch that a partition's part of a Produce request holds.
 
     Args:
@@ -101,7 +103,7 @@ def read_batch(data: bytes, *, limit: int) -> Batch:
         )
     if length + _LENGTH_END != len(data):
         raise KafkaError(ErrorCode.invalid_record, "a request may hold one batch for a partition")
-    if google_crc32c.value(data[_CRC_END:]) != crc:
+    if _sum(data) != crc:
         raise KafkaError(ErrorCode.corrupt_message, "the batch does not have its checksum")
     if attributes & _CONTROL:
         raise KafkaError(ErrorCode.invalid_record, "producers may not write control records")
@@ -113,7 +115,9 @@ def read_batch(data: bytes, *, limit: int) -> Batch:
         raise _too_large(limit)
     codec = attributes & _CODEC_MASK
     if codec:
-        data = _without_codec(data, attributes, _decompressed(codec, data[_HEAD.size :], limit))
+        data = _without_codec(
+            data, attributes, _decompressed(codec, bytes(data[_HEAD.size :]), limit)
+        )
     _check_records(data, count)
     return Batch(
         producer_id,
@@ -125,7 +129,7 @@ def read_batch(data: bytes, *, limit: int) -> Batch:
     )
 
 
-def _check_records(data: bytes, count: int) -> None:
+def _check_records(data: bytes | memoryview, count: int) -> None:
     """Raises: KafkaError: there are too many records, or one has too many headers."""
     if count > _RECORDS_MAX:
         raise KafkaError(
@@ -151,7 +155,7 @@ def _check_records(data: bytes, count: int) -> None:
         return
 
 
-def _headers_at(data: bytes, at: int) -> int:
+def _headers_at(data: bytes | memoryview, at: int) -> int:
     """How many headers a record has. Raises: IndexError: it ends too soon."""
     at += 1
     for _ in range(2):  # timestamp and offset
@@ -162,7 +166,7 @@ def _headers_at(data: bytes, at: int) -> int:
     return _read_varint(data, at)[0]
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     found = shift = 0
     while True:
         byte = data[at]
@@ -190,7 +194,7 @@ def _too_many_headers() -> KafkaError:
     )
 
 
-def _without_codec(data: bytes, attributes: int, records: bytes) -> bytes:
+def _without_codec(data: bytes | memoryview, attributes: int, records: bytes) -> bytes:
     head = bytearray(data[: _HEAD.size])
     struct.pack_into(">h", head, _CRC_END, attributes & ~_CODEC_MASK)
     return bytes(head + records)
@@ -282,43 +286,58 @@ def new_builder(line_bytes: int = 0) -> Any:
         line_bytes: length of a line, where others have about the same.
     """
     if line_bytes >= _LARGE_BYTES:
-        return _LargeBuilder()
+        return LargeBuilder()
     return DefaultRecordBatchBuilder(_MAGIC, 0, 0, -1, -1, -1, 1 << 31)
 
 
-class _LargeBuilder:
-    """A builder for large records: it copies them once, and has them summed by the processor."""
+Pieces = list[bytes | bytearray | memoryview]
+
+
+@final
+class LargeBuilder:
+    """A builder for large records: it copies none of them, and has them summed by the processor."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._count = self._last = self._first_ms = self._last_ms = 0
+        self._pieces: Pieces = []
+        self._size = self._count = self._first_ms = self._last_ms = 0
 
     def append(
         self, offset: int, ts: int, key: bytes | None, value: bytes | None, headers: Headers
     ) -> None:
         """As of `aiokafka`'s builder."""
-        if not self._count:
-            self._first_ms = self._last_ms = ts
-        self._count += 1
-        self._last, self._last_ms = offset, max(self._last_ms, ts)
-        first = [b"\0", _varint(ts - self._first_ms), _varint(offset), *_sized(key)]
         rest = [_varint(len(headers))]
         for name, content in headers:
             rest += (*_sized(name.encode()), *_sized(content))
-        pieces = [*first, *_sized(value), *rest]
-        self._pieces += (_varint(sum(map(len, pieces))), *pieces)
+        self._add(offset, ts, key, b"".join(rest), *_sized(value))
 
-    def build(self) -> bytearray:
-        """The whole batch."""
-        state = (0, self._last, self._first_ms, self._last_ms, -1, -1, -1, self._count)
+    def append_rest(self, offset: int, ts: int, key: bytes | None, rest: memoryview) -> None:
+        """Add a record without headers, whose value is ``{`` and what is left of it."""
+        self._add(offset, ts, key, b"\0", _varint(len(rest) + 1) + b"{", rest)
+
+    def _add(
+        self, offset: int, ts: int, key: bytes | None, end: bytes, *value: bytes | memoryview
+    ) -> None:
+        if not self._count:
+            self._first_ms = self._last_ms = ts
+        self._count += 1
+        self._last_ms = max(self._last_ms, ts)
+        begin = b"".join((b"\0", _varint(ts - self._first_ms), _varint(offset), *_sized(key)))
+        size = len(begin) + sum(map(len, value)) + len(end)
+        length = _varint(size)
+        self._size += len(length) + size
+        self._pieces += (length + begin, *value, end)
+
+    def finish(self, base: int, end: int) -> Pieces:
+        """The whole batch, as of `finish_batch`."""
+        state = (0, end - base - 1, self._first_ms, self._last_ms, -1, -1, -1, self._count)
         head = bytearray(_HEAD.size)
-        length = _HEAD.size - _LENGTH_END + sum(map(len, self._pieces))
-        _HEAD.pack_into(head, 0, 0, length, -1, _MAGIC, 0, *state)
-        crc = google_crc32c.value(bytes(head[_CRC_END:]))
+        length = _HEAD.size - _LENGTH_END + self._size
+        _HEAD.pack_into(head, 0, base, length, -1, _MAGIC, 0, *state)
+        crc = crc32c(memoryview(head)[_CRC_END:])
         for piece in self._pieces:
-            crc = google_crc32c.extend(crc, piece)
+            crc = crc32c(piece, crc, _KEEPS_GIL)
         struct.pack_into(">I", head, _CRC_AT, crc)
-        return bytearray().join((head, *self._pieces))
+        return [head, *self._pieces]
 
 
 def _sized(content: bytes | None) -> tuple[bytes, ...]:
@@ -335,8 +354,8 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
-def finish_batch(builder: Any, count: int, *, base: int, end: int) -> bytearray:
-    """The batch of a builder.
+def finish_batch(builder: Any, count: int, *, base: int, end: int) -> Pieces:
+    """The batch of a builder, in pieces.
 
     Args:
         count: of records.
@@ -344,14 +363,16 @@ def finish_batch(builder: Any, count: int, *, base: int, end: int) -> bytearray:
         end: offset at which a consumer goes on: behind records that were left out, too.
     """
     if not count:
-        return _empty_batch(base, end)
+        return [_empty_batch(base, end)]
+    if isinstance(builder, LargeBuilder):
+        return builder.finish(base, end)
     built: bytearray = builder.build()
     _BASE.pack_into(built, 0, base)
     _, attributes, last = _CRC_AND_LAST.unpack_from(built, _CRC_AT)
     if last != end - base - 1:
         _CRC_AND_LAST.pack_into(built, _CRC_AT, 0, attributes, end - base - 1)
         _sign(built)
-    return built
+    return [built]
 
 
 def _empty_batch(base: int, end: int) -> bytearray:
@@ -363,5 +384,8 @@ def _empty_batch(base: int, end: int) -> bytearray:
 
 
 def _sign(built: bytearray) -> None:
-    crc = google_crc32c.value(bytes(memoryview(built)[_CRC_END:]))
-    struct.pack_into(">I", built, _CRC_AT, crc)
+    struct.pack_into(">I", built, _CRC_AT, _sum(built))
+
+
+def _sum(batch: bytes | bytearray | memoryview) -> int:
+    return int(crc32c(memoryview(batch)[_CRC_END:], 0, _KEEPS_GIL))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from kio.schema.errors import ErrorCode
 
+from gazette_platform.kafka.batch_wire import PARTS_MAX
 from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.kafka.produce_wire import PARTS_MAX
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -34,12 +34,20 @@ class Budget:
         self.free = limit
         self._waiting: deque[tuple[int, Future[None]]] = deque()
 
-    async def take(self, size: int) -> int:
-        """Wait for room. Returns: what to give back: no more than there is at all. Cancellation: safe."""
+    def take_now(self, size: int) -> int | None:
+        """Take room, if there is some. Returns: what to give back: no more than there is at all; None: `take` has to wait."""
         size = min(size, self._limit)
-        if size <= self.free and not self._waiting:
-            self.free -= size
-            return size
+        if size > self.free or self._waiting:
+            return None
+        self.free -= size
+        return size
+
+    async def take(self, size: int) -> int:
+        """Wait for room. Returns: as `take_now`. Cancellation: safe."""
+        now = self.take_now(size)
+        if now is not None:
+            return now
+        size = min(size, self._limit)
         future: Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, future))
         try:
@@ -98,6 +106,9 @@ class Share:
             self._moved_at = now
         if size > self._room.free and now - self._moved_at > _STUCK_S:
             raise self._stuck()
+        taken = self._room.take_now(size)
+        if taken is not None:
+            return taken
         self._askers += 1
         try:
             async with asyncio.timeout(_STUCK_S):

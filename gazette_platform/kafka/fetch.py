@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import DataError, GazetteError, JournalReplaced
-from gazette_platform.kafka.batches import finish_batch, new_builder
+from gazette_platform.kafka.batch_wire import (
+    FETCH_LEAST,
+    FETCH_MOST,
+    Fetched,
+    FetchedPart,
+    read_fetch,
+)
+from gazette_platform.kafka.batches import LargeBuilder, finish_batch, new_builder
 from gazette_platform.kafka.failures import KafkaError, fetch_code_of
 from gazette_platform.kafka.records import (
     decode_lines,
@@ -42,8 +49,6 @@ if TYPE_CHECKING:
     from gazette_platform.kafka.wire import Call, Peer
 
 _KEY: Final = 1
-_LEAST: Final = 4
-_MOST: Final = 12
 _WAIT_S_MAX: Final = 30.0
 _IDLE_S: Final = 60.0
 _OPENED_AT_A_TIME: Final = 16
@@ -111,7 +116,7 @@ class Fetch:
     @property
     def apis(self) -> Iterable[Api]:
         """The calls that it answers."""
-        yield Api(_KEY, "fetch", _LEAST, _MOST, self._fetch)
+        yield Api(_KEY, "fetch", FETCH_LEAST, FETCH_MOST, self._fetch, read=read_fetch)
 
     async def start(self) -> None:
         """Nothing to begin."""
@@ -123,9 +128,9 @@ class Fetch:
         reads = self._reads_of(call.peer)
         request = call.request
         wanted = [
-            _Wanted(topic.topic, each.partition, each.fetch_offset, each.partition_max_bytes)
-            for topic in request.topics
-            for each in topic.partitions
+            _Wanted(topic, each.number, each.offset, each.bytes_max)
+            for topic, parts in request.topics
+            for each in parts
         ]
         fresh = [each for each in wanted if not await self._goes_on(call.peer, reads, each)]
         if fresh:
@@ -135,10 +140,10 @@ class Fetch:
         self._drop_idle(reads)
         is_committed = request.isolation_level == _COMMITTED
         left_s = call.peer.access.remaining_s  # of the token
-        wait_s = min(request.max_wait.total_seconds(), _WAIT_S_MAX)
+        wait_s = min(request.wait_s, _WAIT_S_MAX)
         if left_s is not None:
             wait_s = min(wait_s, max(0.0, left_s))
-        await self._wait(reads, wanted, wait_s, request.min_bytes, is_committed=is_committed)
+        await self._wait(reads, wanted, wait_s, request.bytes_min, is_committed=is_committed)
         for each in wanted:
             if each.form is Form.AVRO and each.end:
                 await self._find_codecs(each)
@@ -252,8 +257,9 @@ class Fetch:
                         followed.marks = Marks(ahead, followed.tail)
                     wanted.end = await followed.marks.decided(block)
             if is_committed:
-                marks, place = followed.marks, followed.tail.position + wanted.end
-                wanted.stable = place if marks is None else marks.stable
+                marks, tail = followed.marks, followed.tail
+                # Without marks nothing is undecided of what was looked at, which may be nothing yet.
+                wanted.stable = tail.head if marks is None else marks.stable
         except GazetteError as err:
             if isinstance(err, JournalReplaced):
                 self._gateway.topics.forget()
@@ -261,85 +267,64 @@ class Fetch:
             return 0
         return wanted.end
 
-    def _answer(self, call: Call, wanted: list[_Wanted], *, is_committed: bool) -> Any:
+    def _answer(self, call: Call, wanted: list[_Wanted], *, is_committed: bool) -> Fetched:
         left = most = self._most(call)
-        topics: dict[str, list[Any]] = {}
+        topics: dict[str, list[FetchedPart]] = {}
         for each in wanted:
-            part, size = self._part(
-                call, each, left, is_committed=is_committed, is_first=left == most
-            )
-            left -= size
+            part = self._part(call, each, left, is_committed=is_committed, is_first=left == most)
+            left -= part.size
             topics.setdefault(each.topic, []).append(part)
-        return call.new(
-            "FetchResponse",
-            error_code=ErrorCode.none,
-            session_id=0,
-            responses=tuple(
-                call.new("FetchableTopicResponse", topic=topic, partitions=tuple(parts))
-                for topic, parts in topics.items()
-            ),
-        )
+        return Fetched(call.version, [*topics.items()])
 
     def _most(self, call: Call) -> int:
         """Bytes of the largest answer: with a quota no more than a client may fetch in a second."""
-        most: int = call.get("max_bytes", 1 << 30)
+        most: int = call.request.bytes_max
         return min(most, self._gateway.config.fetch_quota or most)
 
     def _part(
         self, call: Call, wanted: _Wanted, left: int, *, is_committed: bool, is_first: bool
-    ) -> tuple[Any, int]:
-        records: bytes | bytearray = b""
-        head = stable = start = -1
+    ) -> FetchedPart:
         error, followed = wanted.error, wanted.followed
         if error is None and followed is not None:
-            tail = followed.tail
+            tail, records = followed.tail, list[Any]()
             if wanted.end and left > 0:
                 records = self._records(followed, wanted, left, one=is_first)
-            head, start = tail.head, tail.start
-            stable = wanted.stable if is_committed else head
-        elif followed is not None:
+            stable = wanted.stable if is_committed else tail.head
+            return FetchedPart(wanted.index, 0, tail.head, stable, tail.start, records)
+        if followed is not None:
             for key, each in [*_reads(call).followed.items()]:
                 if each is followed:
                     _close(_reads(call).followed.pop(key))
-        part = call.new(
-            "PartitionData",
-            partition_index=wanted.index,
-            error_code=ErrorCode.none if error is None else fetch_code_of(error),
-            high_watermark=head,
-            last_stable_offset=stable,
-            log_start_offset=start,
-            aborted_transactions=None,
-            records=records,
-        )
-        return part, len(records)
+        return FetchedPart(wanted.index, 0 if error is None else fetch_code_of(error).value)
 
     def _records(
         self, followed: _Followed, wanted: _Wanted, left: int, *, one: bool
-    ) -> bytes | bytearray:
+    ) -> list[bytes | bytearray | memoryview]:
         tail = followed.tail
         size = min(wanted.size, left)
         block = tail.lines(min(size, wanted.end), one=one or size >= wanted.size)
         if not block.size or wanted.form is None:
-            return b""
+            return []
         builder = new_builder(block.first_bytes)
         done = decode_lines(
             wanted.form,
             block,
             builder.append,
+            add_rest=builder.append_rest if isinstance(builder, LargeBuilder) else None,
             verdicts=followed.marks,
             base=tail.position,
             else_ms=int(self._gateway.clock.unix_s() * 1000),
             codecs=wanted.codecs,
         )
         if not done.size:
-            return b""
+            return []
         base = tail.position
         try:
             built = finish_batch(builder, done.records, base=base, end=base + done.size)
         except (OverflowError, ValueError) as err:
             raise KafkaError(ErrorCode.corrupt_message, str(err)) from err
         tail.advance(done.size)
-        self._gateway.metrics.took("out", done.records, len(built))
+        self._gateway.metrics.took("out", done.records, sum(map(len, built)))
         return built
 
 

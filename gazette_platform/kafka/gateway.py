@@ -251,7 +251,7 @@ class KafkaMetrics(Collector):
 def has_error(answer: Any) -> bool:
     """Whether an answer, or a part of it, has a code of an error."""
     if not hasattr(answer, "__dataclass_fields__"):
-        return False
+        return bool(getattr(answer, "has_error", False))
     kind: Any = type(answer)
     has_code, parts = _shape(kind)
     if has_code and answer.error_code is not ErrorCode.none:

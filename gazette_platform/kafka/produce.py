@@ -24,11 +24,11 @@ from gazette_platform.errors import (
     RegisterMismatch,
     WrongAppendOffset,
 )
+from gazette_platform.kafka.batch_wire import PRODUCE_LEAST, PRODUCE_MOST, Appended, read_produce
 from gazette_platform.kafka.batches import read_batch
 from gazette_platform.kafka.bounds import Room
-from gazette_platform.kafka.bulk_lines import bulk_lines
+from gazette_platform.kafka.bulk_lines import bulk_lines, large_lines
 from gazette_platform.kafka.failures import KafkaError, Refused, code_of
-from gazette_platform.kafka.produce_wire import LEAST, MOST, Appended, read_produce
 from gazette_platform.kafka.records import Lines, Stamp, encode_batch
 from gazette_platform.kafka.sequences import (
     Claim,
@@ -86,7 +86,8 @@ class Produce:
     def apis(self) -> Iterable[Api]:
         """The calls that it answers."""
         # librdkafka takes a broker without version 0 for one that knows no compression; Kafka 4 lists it as well.
-        yield Api(_KEY, "produce", LEAST, MOST, self._produce, said_least=0, read=read_produce)
+        versions = PRODUCE_LEAST, PRODUCE_MOST
+        yield Api(_KEY, "produce", *versions, self._produce, said_least=0, read=read_produce)
 
     async def start(self) -> None:
         """Nothing to begin."""
@@ -94,7 +95,7 @@ class Produce:
     async def stop(self) -> None:
         """Nothing to end: what was taken is appended."""
 
-    async def _produce(self, call: Call) -> Awaitable[Any]:
+    async def _produce(self, call: Call) -> Later:
         """Begin the appends. Returns: what waits for them."""
         request = call.request
         begun: _Begun = []
@@ -108,7 +109,13 @@ class Produce:
                 except GazetteError as err:
                     parts.append((data.number, err))
             begun.append((topic.name, parts))
-        return Later(partial(self._answer, call, begun))
+        # What was not appended by then may be appended later, as in Kafka.
+        wait_s = min(max(request.timeout_s, _WAIT_S_LEAST), _WAIT_S_MOST)
+        waits = [
+            part for _, parts in begun for _, part in parts if not isinstance(part, GazetteError)
+        ]
+        due = asyncio.get_running_loop().time() + wait_s
+        return Later(waits, partial(_answer, call, begun), due)
 
     async def _begin(self, call: Call, topic: str, data: Any) -> asyncio.Future[int]:
         """Begin the append of a batch. Returns: as `Pending.done`. Raises: GazetteError: the records cannot be taken."""
@@ -132,7 +139,7 @@ class Produce:
         except BaseException:
             held.give()
             raise
-        held.add(len(pending.lines.content) - size)
+        held.add(pending.lines.size - size)
         pending.done.add_done_callback(lambda _: held.give())
         self._gateway.metrics.took("in", batch.count, len(data.records))
         return pending.done
@@ -179,7 +186,8 @@ class Produce:
             values = (record.value for record in records)
             codecs = await self._gateway.schemas.of_values(values)
         stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
-        return encode_batch(form, records, stamp, now_ms, codecs), stamp
+        lines = large_lines(form, records, len(batch.data), stamp, now_ms)
+        return lines or encode_batch(form, records, stamp, now_ms, codecs), stamp
 
     def _limit(self, partition: Partition) -> int:
         """Bytes of the largest batch that a topic takes."""
@@ -187,27 +195,22 @@ class Produce:
         own = partition.listing.spec.labels.value_of(MAX_BYTES)
         return min(limit, int(own)) if own.isdecimal() else limit
 
-    async def _answer(self, call: Call, begun: _Begun) -> Any:
-        # What was not appended by then may be appended later, as in Kafka.
-        wait_s = min(max(call.request.timeout_s, _WAIT_S_LEAST), _WAIT_S_MOST)
-        deadline = asyncio.get_running_loop().time() + wait_s
-        outcomes = [
-            (name, [(index, await _outcome(part, deadline)) for index, part in parts])
-            for name, parts in begun
-        ]
-        if call.request.acks == 0:
-            return None
-        if not any(isinstance(found, GazetteError) for _, parts in outcomes for _, found in parts):
-            return Appended(call.version, cast("list[tuple[str, list[tuple[int, int]]]]", outcomes))
-        topics = [
-            call.new(
-                "TopicProduceResponse",
-                name=name,
-                partition_responses=tuple(_part(call, *each) for each in parts),
-            )
-            for name, parts in outcomes
-        ]
-        return call.new("ProduceResponse", responses=tuple(topics))
+
+def _answer(call: Call, begun: _Begun) -> Any:
+    outcomes = [(name, [(index, _outcome(part)) for index, part in parts]) for name, parts in begun]
+    if call.request.acks == 0:
+        return None
+    if not any(isinstance(found, GazetteError) for _, parts in outcomes for _, found in parts):
+        return Appended(call.version, cast("list[tuple[str, list[tuple[int, int]]]]", outcomes))
+    topics = [
+        call.new(
+            "TopicProduceResponse",
+            name=name,
+            partition_responses=tuple(_part(call, *each) for each in parts),
+        )
+        for name, parts in outcomes
+    ]
+    return call.new("ProduceResponse", responses=tuple(topics))
 
 
 def _claim_of(batch: Batch) -> Claim | None:
@@ -217,17 +220,18 @@ def _claim_of(batch: Batch) -> Claim | None:
     return Claim(batch.producer_id, batch.epoch, batch.base_sequence, batch.count)
 
 
-async def _outcome(part: asyncio.Future[int] | GazetteError, deadline: float) -> int | GazetteError:
+def _outcome(part: asyncio.Future[int] | GazetteError) -> int | GazetteError:
     """The offset of the first record of a batch, or why there is none."""
     if isinstance(part, GazetteError):
         return part
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await asyncio.shield(part)
-    except GazetteError as err:
-        return err
-    except TimeoutError:
+    if not part.done() or part.cancelled():
         return KafkaError(ErrorCode.request_timed_out, "the append is still under way")
+    error = part.exception()
+    if error is None:
+        return part.result()
+    if isinstance(error, GazetteError):
+        return error
+    raise error
 
 
 def _part(call: Call, index: int, outcome: int | GazetteError) -> Any:
@@ -341,7 +345,7 @@ class Lane:
 
         Raises: GazetteError: it is to be tried again. Cancellation: it may be done all the same.
         """
-        pending = Pending(Lines(b"", 0), end=end)
+        pending = Pending(Lines([], 0, 0), end=end)
         self.put(pending)
         await pending.done
 
@@ -361,15 +365,15 @@ class Lane:
     def _take(self) -> list[Pending]:
         """Those that make the next append."""
         group, size = [self._queue.popleft()], 0
-        size = len(group[0].lines.content)
+        size = group[0].lines.size
         while (
             self._queue
             and group[0].end is None
             and self._queue[0].end is None
-            and size + len(self._queue[0].lines.content) <= _APPEND_BYTES
+            and size + self._queue[0].lines.size <= _APPEND_BYTES
         ):
             group.append(self._queue.popleft())
-            size += len(group[-1].lines.content)
+            size += group[-1].lines.size
         return group
 
     def _fail(self, group: list[Pending], error: Exception) -> None:
@@ -421,7 +425,7 @@ class Lane:
             try:
                 result = await self._gateway.client.append(
                     self._journal,
-                    [pending.lines.content for pending in group],
+                    [piece for pending in group for piece in pending.lines.pieces],
                     offset=self._head if named else 0,
                     check_registers=edit.check,
                     union_registers=edit.union,
@@ -441,7 +445,7 @@ class Lane:
                 for pending in group:
                     if not pending.done.done():
                         pending.done.set_result(at + pending.lines.first_bytes - 1)
-                    at += len(pending.lines.content)
+                    at += pending.lines.size
                 return
         raise KafkaError(ErrorCode.not_leader_or_follower, "other writers append all the time")
 
@@ -488,7 +492,7 @@ class Lane:
             clock = max(_LEAST_CLOCK, former.acknowledged)
         uuid = uuid_text(txn_producer(end.producer_id, end.written_epoch), clock, Flags.ACK_TXN)
         line = b'{"_meta":{"uuid":"%s"}}\n' % uuid.encode()
-        pending.lines = Lines(line, len(line))
+        pending.lines = Lines([line], len(line), len(line))
         last = max(clock, former.clock)
         after = replace(
             former, clock=last, acknowledged=last, open=-1, transaction=end.number, epoch=end.epoch
@@ -526,7 +530,7 @@ class Lane:
             except (Duplicate, KafkaError) as error:
                 refused.append((pending, error))
             else:
-                at += len(pending.lines.content)
+                at += pending.lines.size
         return refused
 
     def _add(self, pending: Pending, claim: Claim, edit: Edit, offset: int) -> None:

@@ -63,11 +63,11 @@ _LONG_BYTES: Final = 512
 
 
 class Lines(NamedTuple):
-    """A batch as content of a journal."""
+    """A batch as content of a journal: pieces of it, how many bytes they are, and how many its first line has."""
 
-    content: bytes
+    pieces: list[bytes | memoryview]
+    size: int
     first_bytes: int
-    """Length of the first line."""
 
 
 class Block(NamedTuple):
@@ -144,7 +144,7 @@ def encode_batch(
     count = len(records)
     if form is Form.AVRO:
         content = b"".join(_encode_avro(records, stamp_texts(stamp, count), now_ms, codecs or {}))
-        return Lines(content, content.index(b"\n") + 1)
+        return Lines([content], len(content), content.index(b"\n") + 1)
     try:
         pieces = _ENCODERS[form](records, stamp_texts(stamp, count), now_ms)
     except (_Unfit, msgspec.MsgspecError, RecursionError):
@@ -152,7 +152,7 @@ def encode_batch(
     content = b"".join(pieces)
     if not _has_lines(content, count) or not is_utf8(content):
         raise Refused(_find_bad(form, records))
-    return Lines(content, content.index(b"\n") + 1)
+    return Lines([content], len(content), content.index(b"\n") + 1)
 
 
 def _has_lines(content: bytes, count: int) -> bool:
@@ -389,6 +389,7 @@ def decode_lines(
     block: Block,
     add: Callable[[int, int, bytes | None, bytes | None, Headers], object],
     *,
+    add_rest: Callable[[int, int, bytes | None, memoryview], object] | None = None,
     verdicts: Verdicts | None = None,
     base: int = 0,
     else_ms: int = 0,
@@ -398,6 +399,7 @@ def decode_lines(
 
     Args:
         add: takes offset (from the begin of `block`), timestamp, key, value and headers.
+        add_rest: takes large values without headers: offset, timestamp, key, and what follows the ``{`` that the value begins with.
         verdicts: for consumers that read committed records only; None: all records count.
         base: offset of the block.
         else_ms: timestamp of records that have none.
@@ -435,11 +437,10 @@ def decode_lines(
             if key is None and content[begin - 1] == _COMMA:
                 value_at, common_ts = begin - at, ts
                 common = content[at + _FLAGS_AT : begin]
-        if end - begin < _VIEW_BYTES:
-            value = b"{" + content[begin:end]
-        else:  # copied once
-            value = b"".join((b"{", view[begin:end]))
-        add(end - block.begin, ts, key, value, none)
+        if end - begin < _VIEW_BYTES or add_rest is None:
+            add(end - block.begin, ts, key, b"{" + content[begin:end], none)
+        else:
+            add_rest(end - block.begin, ts, key, view[begin:end])
         count, at = count + 1, end + 1
     return Decoded(count, at - block.begin)
 

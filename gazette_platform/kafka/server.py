@@ -16,6 +16,7 @@ from kio.schema.errors import ErrorCode
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.kafka.access import MECHANISMS, Quota
 from gazette_platform.kafka.bounds import Budget, Complaints
+from gazette_platform.kafka.connection import Connection
 from gazette_platform.kafka.coordinator.group_offsets import GroupOffsets
 from gazette_platform.kafka.coordinator.group_store import GroupStore
 from gazette_platform.kafka.coordinator.live_groups import GroupCoordinator, LiveGroups
@@ -31,6 +32,7 @@ from gazette_platform.kafka.gateway import (
     cluster_id,
 )
 from gazette_platform.kafka.produce import Lanes, Produce
+from gazette_platform.kafka.receiving import Shared
 from gazette_platform.kafka.registry_api import Registry
 from gazette_platform.kafka.tails import Offsets
 from gazette_platform.kafka.topic_calls import Admin, Metadata
@@ -41,7 +43,6 @@ from gazette_platform.kafka.wire import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     Api,
-    Connection,
     versions_answer,
 )
 from gazette_platform.ops.clock import SystemClock
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_READ_BUFFER_BYTES: Final = 256 << 10
 _CONNECTIONS_MAX: Final = 1 << 15
 _LEAVE_S: Final = 5.0
 _HANDSHAKE_S: Final = 15.0
@@ -132,24 +132,28 @@ class KafkaServer:
             guard=guard,
             tasks=self._tasks,
         )
-        self._auth = auth
         self._tls = tls
         self._clock = clock
-        self._budget = Budget(config.buffer_bytes_max)
-        self._complaints = Complaints()
-        self._quotas = {PRODUCE: Quota(config.produce_quota), FETCH: Quota(config.fetch_quota)}
-        self._connections: set[Connection] = set()
-        # Brokers have spools and peers beside the connections of clients.
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._connections_max = _CONNECTIONS_MAX if soft < 0 else min(_CONNECTIONS_MAX, soft // 2)
-        self._all_left = asyncio.Event()
-        self._all_left.set()
         self._server: asyncio.Server | None = None
         self._apis: dict[int, Api] = {}
         self.parts: Sequence[Part] = ()
         self.port = 0
         self.metrics = KafkaMetrics()
-        self.metrics.gauges["connections"] = self._connections.__len__
+        # Brokers have spools and peers beside the connections of clients.
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._shared = Shared(
+            apis=self._apis,
+            config=config,
+            budget=Budget(config.buffer_bytes_max),
+            quotas={PRODUCE: Quota(config.produce_quota), FETCH: Quota(config.fetch_quota)},
+            faults=faults,
+            metrics=self.metrics,
+            auth=auth,
+            complaints=Complaints(),
+            tasks=self._tasks,
+            most=_CONNECTIONS_MAX if soft < 0 else min(_CONNECTIONS_MAX, soft // 2),
+        )
+        self.metrics.gauges["connections"] = self._shared.open.__len__
 
     async def start(self) -> None:
         """Listen, and register the node.
@@ -178,7 +182,7 @@ class KafkaServer:
             metrics=self.metrics,
         )
         self.parts = parts_of(gateway)
-        self._apis = {api.key: api for part in self.parts for api in part.apis}
+        self._apis.update({api.key: api for part in self.parts for api in part.apis})
         self._apis[API_VERSIONS] = Api(API_VERSIONS, "api_versions", 0, 4, self._versions)
         await self.registry.start(self._faults)
         host, port = config.address(self.port)
@@ -197,46 +201,14 @@ class KafkaServer:
         _log.info("Kafka's clients are served at %s:%d, node %d", host, port, nodes.own.id)
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, sock: Any) -> asyncio.Server:
-        def accept() -> asyncio.StreamReaderProtocol:
-            reader = asyncio.StreamReader(limit=_READ_BUFFER_BYTES, loop=loop)
-            return asyncio.StreamReaderProtocol(reader, self._serve, loop=loop)
-
         limit_s = None if self._tls is None else _HANDSHAKE_S
         return await loop.create_server(
-            accept, sock=sock, backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=limit_s
+            lambda: Connection(self._shared),
+            sock=sock,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=limit_s,
         )
-
-    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._tasks.is_closed:
-            writer.close()
-            return
-        if len(self._connections) >= self._connections_max:
-            self._complaints.add("", f"{self._connections_max} connections are open")
-            writer.close()
-            return
-        connection = Connection(
-            reader,
-            writer,
-            apis=self._apis,
-            config=self._config,
-            budget=self._budget,
-            quotas=self._quotas,
-            faults=self._faults,
-            metrics=self.metrics,
-            auth=self._auth,
-            complaints=self._complaints,
-        )
-        self._tasks.spawn(self._run(connection), name="connection")
-
-    async def _run(self, connection: Connection) -> None:
-        self._connections.add(connection)
-        self._all_left.clear()
-        try:
-            await connection.run()
-        finally:
-            self._connections.discard(connection)
-            if not self._connections:
-                self._all_left.set()
 
     async def _versions(self, call: Call) -> Any:
         return versions_answer(self._apis, call.version)
@@ -247,11 +219,8 @@ class KafkaServer:
         if server is not None:
             server.close()
             await self._nodes.leave()
-            for connection in [*self._connections]:
-                connection.leave()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LEAVE_S):
-                    await self._all_left.wait()
+            if leaving := [connection.leave() for connection in [*self._shared.open]]:
+                await asyncio.wait(leaving, timeout=_LEAVE_S)
             for part in self.parts:
                 await part.stop()
         await self.registry.stop()

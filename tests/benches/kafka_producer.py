@@ -40,7 +40,8 @@ def idempotent(servers, bursts, topic, log, stopped):
     def noted(number):
         def note(err, message):
             if err is None:
-                log.write("acked", n=number)
+                place = {"partition": message.partition(), "offset": message.offset()}
+                log.write("acked", n=number, **place)
             else:
                 log.write("refused", n=number, text=str(err))
 

@@ -1,8 +1,10 @@
-"""A minute of chaos with Kafka's clients: each record once, and committed offsets never go back."""
+"""A minute of chaos with Kafka's clients, also its own in Java: each record once, and committed offsets never go back."""
 
 from __future__ import annotations
 
 import pytest
+from kafka_docs import program_does
+from kafka_jars import version_of
 
 from tests.chaos.plan import FaultKind
 from tests.kafka_chaos.runner import KafkaChaosConfig, run_kafka_chaos
@@ -10,7 +12,7 @@ from tests.kafka_chaos.runner import KafkaChaosConfig, run_kafka_chaos
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(900)]
 
 
-async def test_a_minute_of_kafka_chaos_shows_nothing_wrong(sturdy_etcd_binary, tmp_path):
+async def test_a_minute_of_kafka_chaos_shows_nothing_wrong(sturdy_etcd_binary, tmp_path, request):
     said = []
     config = KafkaChaosConfig(
         etcd_binary=sturdy_etcd_binary,
@@ -25,6 +27,7 @@ async def test_a_minute_of_kafka_chaos_shows_nothing_wrong(sturdy_etcd_binary, t
             FaultKind.RESET,
             FaultKind.DRAIN,
         ),
+        has_java=True,
         folder=tmp_path / "chaos",
     )
     result = await run_kafka_chaos(config, say=said.append)
@@ -32,3 +35,8 @@ async def test_a_minute_of_kafka_chaos_shows_nothing_wrong(sturdy_etcd_binary, t
     assert result.is_ok, told
     assert result.faults >= 4, told
     assert result.records > 1000, told
+    for name, does in (
+        ("producer", "writes each record once while brokers and clients are killed"),
+        ("consumer", "reads in a group, and commits, while brokers and clients are killed"),
+    ):
+        program_does(request.config, f"`kafka-verifiable-{name}` {version_of('apache')}", does)

@@ -441,3 +441,14 @@ async def test_all_readers_agree_what_was_committed(local_brokers, broker, clien
     by_tables = [await numbers_of_typed_table(client, journal) for journal in journals]
     assert by_client == by_tables
     assert sorted(n for numbers in by_client for n in numbers) == expected
+
+
+async def test_last_stable_offset_is_the_end_though_less_was_read_so_far(gateway, client, journals):
+    """A consumer takes its own place for the end of the partition if the answer says that all after it is undecided."""
+    async with WireClient.to(gateway.port) as wire:
+        for n in range(3):
+            await wire.produce("flights", batch_of(b'{"n":%d}' % n))
+        head = await client.write_head(journals[0])
+        at_once = await wire.fetch("flights", 0, isolation=1, wait_s=0.0)
+        first_only = await wire.fetch("flights", 0, isolation=1, size=1)
+    assert [part.last_stable_offset for part in (at_once, first_only)] == [head, head]

@@ -36,7 +36,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--zones", default="", help="a letter for each broker (default: one more than replicas)")
     add("--lease", type=float, default=6.0, help="seconds (default %(default)s)")
     add("--faults", default="", help=f"comma-separated, of: {', '.join(KINDS)} (default: all)")
-    add("--java", action="store_true", help="let Kafka's own program copy the source as well")
+    add("--java", action="store_true", help="run Kafka's own programs in Java as well")
     add("--out", type=Path, help="folder to keep history and logs in (default: only on failure)")
     return parser.parse_args(arguments)
 

@@ -33,6 +33,8 @@ class Evidence:
     """What groups had committed, one look after another."""
     source: Mapping[int, Sequence[int]]
     """As a consumer of Kafka reads it, with `read_committed`."""
+    places: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """The same with the offset of each number before it."""
     source_of_client: Mapping[int, Sequence[int]]
     """As our client does."""
     targets: Mapping[str, Mapping[int, Sequence[int]]]
@@ -55,16 +57,17 @@ def findings(evidence: Evidence) -> list[str]:
     """Return what must not be, a line each; the clearest first."""
     sent = _Sent()
     found = []
+    there = Counter((part, n) for part, numbers in evidence.source.items() for n in numbers)
     for name, lines in evidence.idempotent.items():
-        found += _idempotent(name, lines, sent)
+        found += _idempotent(name, lines, there, sent)
     for lines in evidence.transactional.values():
         _transactional(lines, sent)
-    there = Counter((part, n) for part, numbers in evidence.source.items() for n in numbers)
     found += _source(there, sent)
     found += _orders("the consumer", evidence.source)
     found += _orders("our client", evidence.source_of_client)
     found += _alike("source", evidence.source, evidence.source_of_client)
     found += _group(evidence.members, there)
+    found += _moved({**evidence.idempotent, **evidence.members}, evidence.places)
     found += _committed(evidence.offsets)
     for name, target in evidence.targets.items():
         found += _transformed(name, evidence.source, target)
@@ -72,9 +75,12 @@ def findings(evidence: Evidence) -> list[str]:
     return found
 
 
-def _idempotent(name: str, lines: Sequence[Line], sent: _Sent) -> list[str]:
-    places = {line["n"]: line["partition"] for line in lines if line["what"] == "sent"}
+def _idempotent(
+    name: str, lines: Sequence[Line], there: Iterable[tuple[int, int]], sent: _Sent
+) -> list[str]:
+    places = {line["n"]: line["partition"] for line in lines if "n" in line and "partition" in line}
     acked = {line["n"] for line in lines if line["what"] == "acked"}
+    sent.perhaps |= {(part, n) for part, n in _unlogged(lines, there) if n not in acked}
     for number, partition in places.items():
         (sent.once if number in acked else sent.perhaps).add((partition, number))
     return [
@@ -82,6 +88,19 @@ def _idempotent(name: str, lines: Sequence[Line], sent: _Sent) -> list[str]:
         for line in lines
         if line["what"] == "refused"
     ]
+
+
+def _unlogged(lines: Sequence[Line], there: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """What readers get of runs that log only what was acknowledged, and perhaps in the end how many they sent."""
+    ends: dict[int, int] = {}
+    first = 0
+    for line in lines:
+        if "first" in line:
+            first = line["first"]
+            ends[first // SESSION] = first + SESSION
+        elif "sent" in line:
+            ends[first // SESSION] = first + line["sent"]
+    return {(part, n) for part, n in there if n < ends.get(n // SESSION, 0)}
 
 
 def _transactional(lines: Sequence[Line], sent: _Sent) -> None:
@@ -178,6 +197,38 @@ class _Commits:
         """The largest offset that was acknowledged before a monotonic second."""
         index = bisect.bisect_left(self._at[partition], at)
         return self._most[partition][index - 1] if index else 0
+
+
+def _moved(
+    logs: Mapping[str, Sequence[Line]], places: Mapping[int, Sequence[tuple[int, int]]]
+) -> Iterator[str]:
+    """Records that are elsewhere than a program was answered or got them."""
+    indices = {
+        (part, number): index
+        for part, records in places.items()
+        for index, (_, number) in enumerate(records)
+    }
+    for name, lines in logs.items():
+        for line in lines:
+            offset = line.get("offset", -1)
+            if offset < 0 or line["what"] not in ("acked", "record"):
+                continue  # an answer to a batch that came again may say that it does not know
+            is_answer = line["what"] == "acked"
+            number = line["n"] if is_answer else line["value"]["n"]
+            part = line["partition"]
+            index = indices.get((part, number))
+            if index is not None and not _is_at(places[part], index, offset, in_batch=is_answer):
+                at = places[part][index][0]
+                yield f"moved: {number} is at {at} of partition {part}; {name} had it at {offset}"
+                break
+
+
+def _is_at(records: Sequence[tuple[int, int]], index: int, offset: int, *, in_batch: bool) -> bool:
+    """Whether a record has this offset. An answer has the offset of a batch alone, from which clients count its records."""
+    behind = 0
+    while in_batch and behind < index and records[index - behind][0] + behind > offset:
+        behind += 1
+    return records[index - behind][0] + behind == offset
 
 
 def _again(name: str, lines: Sequence[Line], commits: _Commits) -> Iterator[str]:

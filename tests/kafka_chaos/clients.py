@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.testing.waiting import TooLate, pass_time, patient
 from tests.benches.kafka_servers import Program
 from tests.kafka_chaos.check import PRODUCER, SESSION, TRANSACTIONAL, Line
+from tests.kafka_chaos.verifiable import lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-GROUP, TRANSFORMS, COPIERS = "watchers", "transforms", "copiers"
-SOURCE, TARGET, COPY = "source", "target", "copy"
+GROUP, TRANSFORMS, COPIERS, VERIFIERS = "watchers", "transforms", "copiers", "verifiers"
+SOURCE, TARGET, COPY, VERIFIED = "source", "target", "copy", "verified"
 _POLL_S = 0.2
 # Records of a transform's transaction, so that it keeps up with producers.
 _BATCH = "100"
@@ -29,7 +30,7 @@ _LEAVE_S = 60.0
 _CALM_S = (0.5, 4.0)
 _AWAY_S = (0.2, 5.0)
 _PAUSED_S = (2.0, 16.0)
-_TRACEBACK = "Traceback (most recent call last)"
+_TRACEBACKS = ("Traceback (most recent call last)", "Exception in thread")
 
 
 class Role(StrEnum):
@@ -40,12 +41,21 @@ class Role(StrEnum):
     MEMBER = "member"
     TRANSFORM = "transform"
     COPIER = "copier"
-    """In Java."""
+    """This one and the next two are Kafka's own, in Java."""
+    VERIFIABLE_PRODUCER = "verifiable-producer"
+    """Fills `verified`."""
+    VERIFIABLE_CONSUMER = "verifiable-consumer"
+    """Of the group that reads it."""
 
     @property
     def produces(self) -> bool:
-        """Whether it fills the source."""
-        return self in (Role.IDEMPOTENT, Role.TRANSACTIONAL)
+        """Whether it fills `source` or `verified`."""
+        return self in (Role.IDEMPOTENT, Role.TRANSACTIONAL, Role.VERIFIABLE_PRODUCER)
+
+    @property
+    def is_verifiable(self) -> bool:
+        """Whether what it says is to be translated."""
+        return self in (Role.VERIFIABLE_PRODUCER, Role.VERIFIABLE_CONSUMER)
 
 
 class Harm(StrEnum):
@@ -60,7 +70,11 @@ class Harm(StrEnum):
 
 
 COUNTS = {Role.IDEMPOTENT: 2, Role.TRANSACTIONAL: 2, Role.MEMBER: 3, Role.TRANSFORM: 2}
-WITH_JAVA = COUNTS | {Role.COPIER: 1}
+WITH_JAVA = COUNTS | {
+    Role.COPIER: 1,
+    Role.VERIFIABLE_PRODUCER: 1,
+    Role.VERIFIABLE_CONSUMER: 2,
+}
 
 
 @final
@@ -97,8 +111,14 @@ class _Client:
                 arguments = [self._servers, TRANSFORMS, SOURCE, TARGET, self.name, str(self._file)]
                 arguments.append(_BATCH)
             case Role.COPIER:
-                script = "kafka_copier.py"
-                arguments = [self._servers, COPIERS, SOURCE, COPY, self.name, str(self._file)]
+                script, arguments = "kafka_java.py", ["copier", self._servers, str(self._file)]
+                arguments += [COPIERS, SOURCE, COPY, self.name]
+            case Role.VERIFIABLE_PRODUCER:
+                script, arguments = "kafka_java.py", ["producer", self._servers, str(self._file)]
+                arguments += [VERIFIED, str(self._number * PRODUCER // SESSION + self._runs)]
+            case Role.VERIFIABLE_CONSUMER:
+                script, arguments = "kafka_java.py", ["consumer", self._servers, str(self._file)]
+                arguments += [VERIFIED, VERIFIERS]
             case _:
                 is_open = self.role is Role.TRANSACTIONAL
                 first = self._number * PRODUCER + self._runs * SESSION + is_open * TRANSACTIONAL
@@ -138,6 +158,8 @@ class _Client:
         content = content[: content.rfind(b"\n") + 1]
         self._read_to += len(content)
         new = [json.loads(line) for line in content.splitlines()]
+        if self.role.is_verifiable:
+            new = [line for said in new for line in lines_of(said)]
         self.lines += new
         return new
 
@@ -167,6 +189,7 @@ class Clients:
     ) -> None:
         self.harmed: Counter[str] = Counter()
         self.counts: Counter[tuple[Role, str]] = Counter()
+        self._gave_up: list[str] = []
         self._say = say
         self._all = [
             _Client(role, number, folder, servers, partitions)
@@ -187,12 +210,13 @@ class Clients:
 
     @property
     def troubles(self) -> list[str]:
-        """Programs that ended by what they do not know."""
+        """Programs that ended by what they do not know, or should have gone on."""
         return [
-            f"{client.name} failed: {client.errors[client.errors.rfind(_TRACEBACK) :]}"
+            f"{client.name} failed: {client.errors[client.errors.rfind(begin) :]}"
             for client in self._all
-            if _TRACEBACK in client.errors
-        ]
+            for begin in _TRACEBACKS
+            if begin in client.errors
+        ] + self._gave_up
 
     def lines(self, role: Role) -> dict[str, Sequence[Line]]:
         """What programs wrote so far, by name."""
@@ -207,6 +231,8 @@ class Clients:
                 code = client.exit_code
                 self._say(f"{client.name} ended with {code}: {last.get('text', last.get('what'))}")
                 self.harmed[f"restart {client.role}"] += 1
+                if client.role.is_verifiable:  # no error that Kafka knows ends it
+                    self._gave_up.append(f"{client.name} gave up, with {code}")
                 client.start()
 
     async def supervise(self) -> None:

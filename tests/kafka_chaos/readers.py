@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import confluent_kafka as ck
 
@@ -12,6 +11,7 @@ from gazette_platform.errors import TransportError
 from gazette_platform.kafka.inspection import Caller
 from gazette_platform.message import Flags, JsonFraming, read_committed
 from gazette_platform.testing.waiting import TooLate, pass_time, patient
+from tests.kafka_chaos.verifiable import number_of
 
 if TYPE_CHECKING:
     import random
@@ -86,10 +86,10 @@ class Onlooker:
             return
         self.looks[group].append({part.partition_index: part.committed_offset for part in parts})
 
-    async def caught_up(self, ends: Mapping[int, int]) -> None:
-        """Wait until all groups have committed these offsets. Raises: TooLate: one makes no progress."""
+    async def caught_up(self, ends_of: Mapping[str, Mapping[int, int]]) -> None:
+        """Wait until groups have committed these offsets. Raises: TooLate: one makes no progress."""
         limit_s = patient(_PROGRESS_S)
-        for group in self.looks:
+        for group, ends in ends_of.items():
             before: Mapping[int, int] = {}
             while any(before.get(part, -1) < end for part, end in ends.items()):
                 try:
@@ -99,7 +99,7 @@ class Onlooker:
                 except TimeoutError as err:
                     raise TooLate(
                         f"group {group} makes no progress for {limit_s:g} s: it has committed "
-                        f"{before}, and the source ends at {dict(ends)}"
+                        f"{before}, and its topic ends at {dict(ends)}"
                     ) from err
                 before = self._last(group)
 
@@ -132,10 +132,13 @@ def consume(servers: str, topic: str, partitions: int) -> dict[int, list[tuple[i
                     f"a reader gets no more of {topic}; only {sorted(ended)} came to an end"
                 )
             if message.error() is None:
-                number = json.loads(message.value())["n"]
+                number = number_of(message.value())
                 found[message.partition()].append((message.offset(), number))
             elif message.error().code() == ck.KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
+                place = ck.TopicPartition(topic, message.partition())
+                _, end = consumer.get_watermark_offsets(place, cached=True)
+                if message.offset() >= end:  # else a transaction of a killed producer is open
+                    ended.add(message.partition())
         return found
     finally:
         consumer.close()
@@ -149,6 +152,11 @@ async def read_journals(client: AsyncClient, journals: Sequence[str]) -> dict[in
         async with await read_committed(client, journal, framing=framing) as reader:
             async for batch in reader:
                 found[part] += [
-                    one.message["n"] for one in batch if one.uuid.flags != Flags.ACK_TXN
+                    _number(one.message) for one in batch if one.uuid.flags != Flags.ACK_TXN
                 ]
     return found
+
+
+def _number(message: Mapping[str, Any]) -> int:
+    """Of a record of the form `json` or `envelope`."""
+    return int(message["n"]) if "n" in message else number_of(message["value"])

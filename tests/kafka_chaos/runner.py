@@ -36,6 +36,8 @@ from tests.kafka_chaos.clients import (
     SOURCE,
     TARGET,
     TRANSFORMS,
+    VERIFIED,
+    VERIFIERS,
     WITH_JAVA,
     Clients,
     Role,
@@ -43,7 +45,10 @@ from tests.kafka_chaos.clients import (
 from tests.kafka_chaos.readers import Onlooker, consume, read_journals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    _Read = Mapping[int, Sequence[tuple[int, int]]]
+    """Offset and number of each record, by partition."""
 
 PARTITIONS = 6
 KINDS = (
@@ -60,6 +65,8 @@ _SAID_EVERY_S = 15.0
 _ERRORS_SHOWN = 3
 # Fewer acknowledged records in a second, of all producers, say nothing.
 _RECORDS_PER_S_MIN = 5.0
+# The verifiable producer writes no JSON objects.
+_ENVELOPE = {"kafka.form": "envelope"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +83,7 @@ class KafkaChaosConfig:
     lease_s: float = 6.0
     kinds: Sequence[FaultKind] = KINDS
     has_java: bool = False
-    """Whether Kafka's own program copies the source as well."""
+    """Whether Kafka's own programs run as well: one copies the source, others fill and read `verified`."""
     folder: Path | None = None
     """Where to keep everything; None: a temporary folder, which is removed if all is well."""
 
@@ -84,6 +91,17 @@ class KafkaChaosConfig:
     def makers(self) -> Mapping[str, str]:
         """Topics that are made of the source, and the groups that make them."""
         return {TARGET: TRANSFORMS} | ({COPY: COPIERS} if self.has_java else {})
+
+    @property
+    def readers(self) -> Mapping[str, str]:
+        """Groups, and the topics that they read."""
+        of_source = dict.fromkeys((GROUP, *self.makers.values()), SOURCE)
+        return of_source | ({VERIFIERS: VERIFIED} if self.has_java else {})
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All of them."""
+        return (SOURCE, *self.makers, *((VERIFIED,) if self.has_java else ()))
 
     @property
     def counts(self) -> Mapping[Role, int]:
@@ -118,6 +136,7 @@ class KafkaChaosResult(Judged):
             f"aborted={count[Role.TRANSACTIONAL, 'aborted']} "
             f"processed={count[Role.MEMBER, 'record']} "
             f"transforms={count[Role.TRANSFORM, 'committed']} "
+            f"verified={count[Role.VERIFIABLE_PRODUCER, 'acked']} "
             f"rebalances={count[Role.MEMBER, 'assigned']} faults={self.faults} "
             f"client_faults={sum(self.harmed.values())} longest_s={self.longest_s:.1f}"
         )
@@ -146,7 +165,12 @@ class _Topics(WorkloadConfig):
         return [
             spec
             for topic in self.topics
-            for spec in topic_specs(topic, partitions=PARTITIONS, replication=self.replication)
+            for spec in topic_specs(
+                topic,
+                partitions=PARTITIONS,
+                replication=self.replication,
+                **(_ENVELOPE if topic == VERIFIED else {}),
+            )
         ]
 
 
@@ -180,8 +204,7 @@ class _Run:
         self._reasons: list[str] = []
         self._records = 0
         self._watchdog = Watchdog(self._clock)
-        topics = (SOURCE, *config.makers)
-        self._topics = _Topics(replication=config.replication, topics=topics)
+        self._topics = _Topics(replication=config.replication, topics=config.topics)
 
     def _say(self, text: str) -> None:
         self._say_to(f"[{self._clock.monotonic() - self._began:6.1f}] {text}")
@@ -239,8 +262,7 @@ class _Run:
             for n in range(count)
             if role in (Role.TRANSACTIONAL, Role.TRANSFORM, Role.COPIER)
         ]
-        groups = (GROUP, *config.makers.values())
-        onlooker = Onlooker(cluster.kafka_ports, groups, ids)
+        onlooker = Onlooker(cluster.kafka_ports, [*config.readers], ids)
         nemesis = self._nemesis(cluster, etcd, scene, onlooker)
         servers = ",".join(f"127.0.0.1:{port}" for port in cluster.kafka_ports.values())
         with Clients(
@@ -307,26 +329,31 @@ class _Run:
     async def _at_the_end(
         self, clients: Clients, scene: Scene, onlooker: Onlooker, servers: str
     ) -> None:
-        """Let groups catch up, and read both topics."""
-        source = await asyncio.to_thread(consume, servers, SOURCE, PARTITIONS)
-        self._records = sum(map(len, source.values()))
-        self._say(f"the source has {self._records} records; groups catch up")
+        """Let groups catch up, and read all topics."""
+        read = {
+            topic: await asyncio.to_thread(consume, servers, topic, PARTITIONS)
+            for topic in dict.fromkeys(self._config.readers.values())
+        }
+        self._records = _count(read[SOURCE])
+        counts = ", ".join(f"{_count(found)} in {topic}" for topic, found in read.items())
+        self._say(f"there are records: {counts}; groups catch up")
         tasks = TaskGroup("catch up")
         try:
             tasks.spawn(clients.supervise(), name="supervisor")
             tasks.spawn(self._tell(clients), name="progress")
             tasks.spawn(onlooker.watch(), name="onlooker")
             await onlooker.caught_up(
-                {part: found[-1][0] + 1 for part, found in source.items() if found}
+                {
+                    group: {part: found[-1][0] + 1 for part, found in read[topic].items() if found}
+                    for group, topic in self._config.readers.items()
+                }
             )
         finally:
             await tasks.close()
         await clients.finish(is_producers=False)
         clients.watch()
-        made = {
-            topic: _numbers(await asyncio.to_thread(consume, servers, topic, PARTITIONS))
-            for topic in self._config.makers
-        }
+        for topic in self._config.makers:
+            read[topic] = await asyncio.to_thread(consume, servers, topic, PARTITIONS)
         names = scene.config.journal_names
         async with scene.client(retry_timeout_s=patient(_MEND_S)) as client:
             of_client = {
@@ -334,34 +361,64 @@ class _Run:
                 for at, topic in enumerate(self._topics.topics)
             }
         self._say("all is read")
-        evidence = Evidence(
-            idempotent=clients.lines(Role.IDEMPOTENT),
-            transactional=clients.lines(Role.TRANSACTIONAL),
-            members=clients.lines(Role.MEMBER),
-            offsets=onlooker.looks,
-            source=_numbers(source),
-            source_of_client=of_client[SOURCE],
-            targets=made,
-            targets_of_client=of_client,
-        )
         (self._folder / "read.json").write_text(
-            json.dumps(
-                {"source": source, "made": made, "client": of_client, "offsets": onlooker.looks}
-            )
+            json.dumps({"kafka": read, "client": of_client, "offsets": onlooker.looks})
         )
-        self._reasons += await asyncio.to_thread(findings, evidence)
+        for topic, evidence in self._evidence(clients, onlooker, read, of_client):
+            found = await asyncio.to_thread(findings, evidence)
+            self._reasons += [f"{topic}: {text}" for text in found]
+
+    def _evidence(
+        self,
+        clients: Clients,
+        onlooker: Onlooker,
+        read: Mapping[str, _Read],
+        of_client: Mapping[str, Mapping[int, Sequence[int]]],
+    ) -> Iterator[tuple[str, Evidence]]:
+        """For each topic that producers fill."""
+        for topic, producers, transactional, members in (
+            (SOURCE, Role.IDEMPOTENT, Role.TRANSACTIONAL, Role.MEMBER),
+            (VERIFIED, Role.VERIFIABLE_PRODUCER, None, Role.VERIFIABLE_CONSUMER),
+        ):
+            if topic not in read:
+                continue
+            makers = self._config.makers if topic == SOURCE else {}
+            yield (
+                topic,
+                Evidence(
+                    idempotent=clients.lines(producers),
+                    transactional=clients.lines(transactional) if transactional else {},
+                    members=clients.lines(members),
+                    offsets={
+                        group: onlooker.looks[group]
+                        for group, of in self._config.readers.items()
+                        if of == topic
+                    },
+                    source=_numbers(read[topic]),
+                    places=read[topic],
+                    source_of_client=of_client[topic],
+                    targets={made: _numbers(read[made]) for made in makers},
+                    targets_of_client=of_client,
+                ),
+            )
 
     async def _tell(self, clients: Clients) -> None:
         while True:
             await pass_time(_SAID_EVERY_S)
             count = clients.counts
-            self._say(
+            text = (
                 f"{count[Role.IDEMPOTENT, 'acked']} records acknowledged, "
                 f"{count[Role.TRANSACTIONAL, 'committed']} transactions committed, "
                 f"{count[Role.TRANSACTIONAL, 'aborted']} aborted; "
                 f"{count[Role.MEMBER, 'record']} records processed, "
                 f"{count[Role.TRANSFORM, 'committed']} transforms committed"
             )
+            if self._config.has_java:
+                text += (
+                    f"; in Java {count[Role.VERIFIABLE_PRODUCER, 'acked']} acknowledged, "
+                    f"{count[Role.VERIFIABLE_CONSUMER, 'record']} processed"
+                )
+            self._say(text)
 
     def _is_starved(self) -> bool:
         lease_s = self._config.lease_s
@@ -381,8 +438,10 @@ class _Run:
             *((Role.IDEMPOTENT, "acked"), (Role.TRANSACTIONAL, "committed")),
             *((Role.TRANSACTIONAL, "aborted"), (Role.MEMBER, "committed")),
             (Role.TRANSFORM, "committed"),
+            (Role.VERIFIABLE_PRODUCER, "acked"),
+            (Role.VERIFIABLE_CONSUMER, "committed"),
         ):
-            if not clients.counts[role, what]:
+            if role in config.counts and not clients.counts[role, what]:
                 reasons.append(Late(f"no {role} has {what} anything"))
         return KafkaChaosResult(
             seed=config.seed,
@@ -405,7 +464,11 @@ class _Run:
         ]
 
 
-def _numbers(found: Mapping[int, Sequence[tuple[int, int]]]) -> dict[int, list[int]]:
+def _count(found: _Read) -> int:
+    return sum(map(len, found.values()))
+
+
+def _numbers(found: _Read) -> dict[int, list[int]]:
     return {part: [number for _, number in records] for part, records in found.items()}
 
 

@@ -17,10 +17,20 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from gazette_platform.errors import DataError
+from gazette_platform.kafka.batch_wire import (
+    FETCH_LEAST,
+    FETCH_MOST,
+    PRODUCE_LEAST,
+    PRODUCE_MOST,
+    Appended,
+    Fetched,
+    FetchedPart,
+    read_fetch,
+    read_produce,
+)
 from gazette_platform.kafka.batches import read_batch
-from gazette_platform.kafka.bulk_lines import bulk_lines
+from gazette_platform.kafka.bulk_lines import bulk_lines, large_lines
 from gazette_platform.kafka.failures import KafkaError, Refused
-from gazette_platform.kafka.produce_wire import LEAST, MOST, Appended, read_produce
 from gazette_platform.kafka.records import Stamp, encode_batch
 from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.wire import _module, answer_bytes, maker, message_class
@@ -120,7 +130,7 @@ def test_lines_of_damaged_batches_are_one_object_each(seed):
         return
     found = bulk_lines(batch.data, batch.count, STAMP, NOW_MS)
     if found is not None:
-        lines = found.content.split(b"\n")
+        lines = found.pieces[0].split(b"\n")
         assert len(lines) == batch.count + 1
         for line in lines[:-1]:
             assert line.startswith(b'{"_meta":{"uuid":"')
@@ -130,12 +140,12 @@ def test_lines_of_damaged_batches_are_one_object_each(seed):
 def test_records_without_a_time_have_the_time_of_the_gateway():
     found, expected = both([(-1, None, b'{"a":1}', []), (-1, None, b'{"a":2}', [])])
     assert found == expected
-    assert found.content.count(b'"ts":%d' % NOW_MS) == 2
+    assert found.pieces[0].count(b'"ts":%d' % NOW_MS) == 2
 
 
 # ------------------------------------------------------------------ requests and answers
 
-VERSIONS = range(LEAST, MOST + 1)
+VERSIONS = range(PRODUCE_LEAST, PRODUCE_MOST + 1)
 TOPICS = (
     ("one", ((0, b"batch"), (300, None))),
     ("zwei€" * 60, ((1, b""), (2, b"x" * 300))),
@@ -231,7 +241,7 @@ def test_answers_are_packed_as_the_library_writes_them(version, throttle_s):
             ),
         }
     )
-    frame = Appended(version, topics).frame(7, throttle_s)
+    frame = b"".join(Appended(version, topics).frame(7, throttle_s))
     assert frame == answer_bytes(7, answer)
     kind = message_class("produce", version, "response")
     header, at = entity_reader(kind.__header_schema__)(frame[4:], 0)
@@ -239,3 +249,168 @@ def test_answers_are_packed_as_the_library_writes_them(version, throttle_s):
     read, _ = entity_reader(kind)(frame[4:], at)
     assert read == answer
     assert dataclasses.is_dataclass(read)
+
+
+LARGE = b'{"a":"%s"}' % ("\u00e4".encode() * 20_000)
+
+
+@pytest.mark.parametrize("times", [(7, 7, 9), (-1, 5, -1)])
+def test_large_records_have_the_lines_of_others_without_copies(times):
+    batch = batch_of([(ts, None, LARGE[:-1] + b',"n":%d}' % ts, []) for ts in times])
+    records = batch.records()
+    found = large_lines(Form.JSON, records, len(batch.data), STAMP, NOW_MS)
+    expected = encode_batch(Form.JSON, records, STAMP, NOW_MS)
+    assert found is not None
+    assert b"".join(found.pieces) == expected.pieces[0]
+    assert found[1:] == expected[1:]
+    for form in (Form.PLAIN, Form.ENVELOPE, Form.AVRO):
+        assert large_lines(form, records, len(batch.data), STAMP, NOW_MS) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers"),
+    [
+        (b"k", LARGE, []),
+        (None, LARGE, [("h", b"1")]),
+        (None, None, []),
+        (None, b"{ " + LARGE[1:], []),
+        (None, LARGE + b"\n", []),
+        (None, LARGE + b"\n{}", []),
+        (None, LARGE + LARGE, []),
+        (None, LARGE[:-1], []),
+        (None, LARGE[:-1] + b',"_meta":{}}', []),
+        (None, LARGE[:-2] + b'\xff"}', []),
+        (None, b'{"a":' + b"[" * 20_000 + b"]" * 20_000 + b"}", []),
+        (None, b"[%s]" % LARGE, []),
+    ],
+)
+def test_batches_of_large_records_with_another_are_taken_one_by_one(key, value, headers):
+    batch = batch_of([(7, None, LARGE, []), (7, key, value, headers), (7, None, LARGE, [])])
+    assert large_lines(Form.JSON, batch.records(), 1 << 20, STAMP, NOW_MS) is None
+
+
+# ------------------------------------------------------------------ fetch
+
+FETCHES = range(FETCH_LEAST, FETCH_MOST + 1)
+WANTED = (("one", ((0, 17, 1 << 20), (300, 1 << 40, 5))), ("zwei€" * 60, ((1, 0, 0),)), ("no", ()))
+
+
+def filled(api, version, name, **fields):
+    """An entity of a request, without the fields that its version does not have."""
+    entity = getattr(_module(api, version, "request"), name)
+    known = {field.name for field in dataclasses.fields(entity)}
+    return entity(**{key: value for key, value in fields.items() if key in known})
+
+
+def fetch_frame(version, client="client"):
+    topics = tuple(
+        filled(
+            "fetch",
+            version,
+            "FetchTopic",
+            topic=name,
+            partitions=tuple(
+                filled(
+                    "fetch",
+                    version,
+                    "FetchPartition",
+                    partition=number,
+                    current_leader_epoch=3,
+                    fetch_offset=offset,
+                    last_fetched_epoch=4,
+                    log_start_offset=5,
+                    partition_max_bytes=size,
+                )
+                for number, offset, size in parts
+            ),
+        )
+        for name, parts in WANTED
+    )
+    forgotten = (
+        filled("fetch", version, "ForgottenTopic", topic="old", partitions=(1, 2))
+        if version >= 7
+        else None
+    )
+    request = filled(
+        "fetch",
+        version,
+        "FetchRequest",
+        replica_id=-1,
+        max_wait=timedelta(seconds=0.5),
+        min_bytes=1,
+        max_bytes=50,
+        isolation_level=1,
+        session_id=0,
+        session_epoch=-1,
+        topics=topics,
+        forgotten_topics_data=(forgotten,),
+        rack_id="rack",
+    )
+    header, buffer = request.__header_schema__, io.BytesIO()
+    entity_writer(header)(
+        buffer,
+        header(request_api_key=1, request_api_version=version, correlation_id=7, client_id=client),
+    )
+    entity_writer(type(request))(buffer, request)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("version", FETCHES)
+@pytest.mark.parametrize("client", ["client", None])
+def test_fetches_are_read_as_the_library_writes_them(version, client):
+    frame = fetch_frame(version, client)
+    found = read_fetch(frame, version)
+    assert found[:5] == (client or "", 0.5, 1, 50, 1)
+    assert [(name, tuple(map(tuple, parts))) for name, parts in found.topics] == [*WANTED]
+    assert read_fetch(bytearray(frame) + b"more", version) == found
+    for size in range(8, len(frame) - (1 if version >= 12 else 0)):
+        with pytest.raises((DataError, struct.error)):
+            read_fetch(frame[:size], version)
+
+
+@pytest.mark.parametrize("version", FETCHES)
+@pytest.mark.parametrize("throttle_s", [0.0, 1.25])
+def test_fetched_records_are_packed_as_the_library_writes_them(version, throttle_s):
+    parts = [
+        FetchedPart(0, 0, 1 << 40, 1 << 39, 7, [b"batch", bytearray(b"of"), memoryview(b"pieces")]),
+        FetchedPart(300, ErrorCode.offset_out_of_range.value),
+        FetchedPart(5, 0, 3, 3, 0, [b"x" * 40_000]),
+    ]
+    topics = [("one", parts), ("zwei€" * 60, [FetchedPart(1)]), ("none", [])]
+    new = {
+        kind: maker("fetch", version, kind)
+        for kind in ("FetchResponse", "FetchableTopicResponse", "PartitionData")
+    }
+    answer = new["FetchResponse"](
+        {
+            "throttle_time": timedelta(seconds=throttle_s),
+            "error_code": ErrorCode.none,
+            "session_id": 0,
+            "responses": tuple(
+                new["FetchableTopicResponse"](
+                    {
+                        "topic": name,
+                        "partitions": tuple(
+                            new["PartitionData"](
+                                {
+                                    "partition_index": part.number,
+                                    "error_code": ErrorCode(part.error_code),
+                                    "high_watermark": part.head,
+                                    "last_stable_offset": part.stable,
+                                    "log_start_offset": part.start,
+                                    "aborted_transactions": None,
+                                    "records": b"".join(part.records),
+                                }
+                            )
+                            for part in found
+                        ),
+                    }
+                )
+                for name, found in topics
+            ),
+        }
+    )
+    fetched = Fetched(version, topics)
+    assert b"".join(fetched.frame(7, throttle_s)) == answer_bytes(7, answer)
+    assert fetched.has_error
+    assert fetched.size == 40_013

@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.plan import ALL_KINDS, FaultKind, make_plan
 from tests.kafka_chaos.check import PRODUCER, SESSION, TRANSACTIONAL, Evidence, findings
+from tests.kafka_chaos.verifiable import lines_of, number_of
 
 FIRST = SESSION  # of the first run of the first producer
 OPEN = TRANSACTIONAL + SESSION
@@ -128,6 +129,7 @@ def test_sound_history_has_no_findings():
             "order: partition 0 of target",
         ),
         (replace(sound(), source_of_client={0: [FIRST]}), "readers differ: "),
+        (replace(sound(), places={0: [(9, FIRST), (20, OPEN)]}), "moved: "),
     ],
 )
 def test_planted_fault_is_found(evidence, found):
@@ -166,3 +168,65 @@ def test_coordinator_is_killed_in_kafka_runs_alone():
 
     assert FaultKind.KILL_COORDINATOR not in kinds(ALL_KINDS)
     assert FaultKind.KILL_COORDINATOR in kinds([FaultKind.KILL_COORDINATOR, FaultKind.DRAIN])
+
+
+def said(name, **more):
+    return {"timestamp": 5000, "name": name, **more}
+
+
+def acked(value, offset):
+    return said("producer_send_success", value=value, partition=0, offset=offset)
+
+
+def with_java(*values, more=()):
+    """A topic with these values. Kafka's own producer says that it wrote `2.0` and `2.1` in a batch."""
+    producer = [{"name": "begun", "prefix": 2}, acked("2.0", 9), acked("2.1", 10), *more]
+    place = {"topic": "verified", "partition": 0}
+    consumer = [
+        said("partitions_assigned", partitions=[place]),
+        *(
+            said("record_data", value=value, offset=10 * n + 9, **place)
+            for n, value in enumerate(values)
+        ),
+        said("offsets_committed", success=True, offsets=[{**place, "offset": 10 * len(values)}]),
+        said("offsets_committed", success=False, error="no", offsets=[]),
+    ]
+    numbers = {0: [number_of(value) for value in values]}
+    return Evidence(
+        idempotent={"producer": [line for each in producer for line in lines_of(each)]},
+        transactional={},
+        members={"consumer": [line for each in consumer for line in lines_of(each)]},
+        source=numbers,
+        source_of_client=numbers,
+        places={0: [(10 * n + 9, number) for n, number in enumerate(numbers[0])]},
+        targets={},
+        targets_of_client={},
+    )
+
+
+@pytest.mark.parametrize("last", [(), ("2.2",)])
+def test_what_java_says_of_a_sound_history_has_no_findings(last):
+    """Its producer says nothing of a value that was not acknowledged: readers get it or do not."""
+    assert findings(with_java("2.0", "2.1", *last)) == []
+    assert findings(with_java("2.0", "2.1", *last, more=[said("tool_data", sent=3)])) == []
+
+
+@pytest.mark.parametrize(
+    ("evidence", "found"),
+    [
+        (with_java("2.0"), "lost: "),
+        (with_java("2.0", "2.1", "2.1"), "doubled: "),
+        (with_java("2.0", "2.1", "3.0"), "strange: "),
+        (with_java("2.0", "2.1", "2.3", more=[said("tool_data", sent=3)]), "strange: "),
+        (with_java("2.1", "2.0"), "moved: "),
+        (
+            with_java(
+                *("2.0", "2.1"),
+                more=[said("producer_send_error", value="2.2", exception="E", message="no")],
+            ),
+            "producer was refused",
+        ),
+    ],
+)
+def test_fault_that_java_shows_is_found(evidence, found):
+    assert [text for text in findings(evidence) if text.startswith(found)], findings(evidence)

@@ -16,19 +16,21 @@ from kio.schema.errors import ErrorCode
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.kafka.bounds import Budget, Complaints
 from gazette_platform.kafka.config import KafkaConfig
+from gazette_platform.kafka.connection import Connection
 from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
 from gazette_platform.kafka.produce import Produce
+from gazette_platform.kafka.receiving import Shared
 from gazette_platform.kafka.server import Login
 from gazette_platform.kafka.wire import (
     API_VERSIONS,
     Api,
-    Connection,
     Later,
     read_call,
     versions_answer,
 )
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.testing.waiting import eventually, turns
 
@@ -97,10 +99,8 @@ class Gateway:
         topics = (topic,) * self.topics
         return call.new("MetadataResponse", brokers=(), controller_id=1, topics=topics)
 
-    async def _serve(self, reader, writer):
-        await Connection(
-            reader,
-            writer,
+    def _shared(self):
+        return Shared(
             apis=self._apis,
             config=KafkaConfig(request_bytes_max=LARGEST, buffer_bytes_max=LARGEST * 2),
             budget=self.budget,
@@ -109,14 +109,21 @@ class Gateway:
             auth=self._auth,
             quotas={},
             complaints=Complaints(),
-        ).run()
+            tasks=self._tasks,
+            most=100,
+        )
 
     @contextlib.asynccontextmanager
     async def serving(self):
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._tasks = TaskGroup("gateway")
+        shared = self._shared()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Connection(shared), "127.0.0.1", 0)
         async with server:
             self.port = server.sockets[0].getsockname()[1]
             yield self
+            await self._tasks.close()
+        assert not shared.open
 
     async def sent(self, content, *, ends=False):
         """What is answered until the connection ends."""
@@ -237,7 +244,7 @@ async def test_answer_that_no_one_awaits_leaves_nothing_over():
         del answer
         gc.collect()
     assert [str(one.message) for one in seen] == []
-    answer = await (await api.handle(call))
+    answer = (await api.handle(call)).make()
     assert answer.responses[0].partition_responses[0].error_code is ErrorCode.invalid_required_acks
 
 
@@ -257,39 +264,26 @@ def test_reset_at_the_instant_of_an_answer_is_foreseen():
 
 async def answer_a_client_that_left():
     """Its answer is ready at the instant at which it resets the connection."""
-    gate, served = (asyncio.get_running_loop().create_future() for _ in range(2))
-    writers, handled = [], []
+    loop = asyncio.get_running_loop()
+    gate, handled, faults = loop.create_future(), [], Faults()
 
     async def later(call):
-        async def answer():
-            handled.append(call)
-            await gate
-            return versions_answer({}, call.version)
+        handled.append(call)
+        return Later((gate,), lambda: versions_answer({}, call.version))
 
-        return Later(answer)
-
-    async def serve(reader, writer):
-        writers.append(writer)
-        connection = Connection(
-            reader,
-            writer,
-            apis={API_VERSIONS: Api(API_VERSIONS, "api_versions", 0, 4, later)},
-            config=KafkaConfig(),
-            budget=Budget(LARGEST),
-            faults=Faults(),
-            metrics=KafkaMetrics(),
-            auth=Authenticator("", SystemClock()),
-            quotas={},
-            complaints=Complaints(),
-        )
-        try:
-            await connection.run()
-        except Exception as err:  # noqa: BLE001  the test raises it
-            served.set_exception(err)
-        else:
-            served.set_result(None)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    shared = Shared(
+        apis={API_VERSIONS: Api(API_VERSIONS, "api_versions", 0, 4, later)},
+        config=KafkaConfig(),
+        budget=Budget(LARGEST),
+        faults=faults,
+        metrics=KafkaMetrics(),
+        auth=Authenticator("", SystemClock()),
+        quotas={},
+        complaints=Complaints(),
+        tasks=TaskGroup("gateway"),
+        most=1,
+    )
+    server = await loop.create_server(lambda: Connection(shared), "127.0.0.1", 0)
     async with server, asyncio.timeout(WAIT_S):
         port = server.sockets[0].getsockname()[1]
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -298,7 +292,11 @@ async def answer_a_client_that_left():
         lingers_not = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingers_not)
         writer.transport.abort()
-        while not writers[0].is_closing():
+        (connection,) = shared.open
+        while not connection.transport.is_closing():
             await turns()
         gate.set_result(None)
-        await served
+        await asyncio.wait([connection.task])
+        await turns()
+    assert not shared.open
+    assert shared.budget.free == LARGEST

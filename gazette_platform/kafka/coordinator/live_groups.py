@@ -347,7 +347,7 @@ class GroupCoordinator:
                 await self._groups.settle(live)
         except GazetteError as err:
             return _joined(call, Joined(coordinator_code_of(err), request.member_id))
-        return Later(lambda: _joined_when(call, future))
+        return Later((future,), lambda: _joined(call, future.result()))
 
     async def _sync(self, call: Call) -> Any:
         request = call.request
@@ -369,7 +369,7 @@ class GroupCoordinator:
                 await self._groups.settle(live)
         except GazetteError as err:
             return _synced(call, Synced(coordinator_code_of(err)))
-        return Later(lambda: _synced_when(call, future))
+        return Later((future,), lambda: _synced(call, future.result()))
 
     async def _heartbeat(self, call: Call) -> Any:
         request = call.request
@@ -523,10 +523,6 @@ def _members(call: Call, live: LiveGroup) -> tuple[Any, ...]:
     )
 
 
-async def _joined_when(call: Call, future: asyncio.Future[Any]) -> Any:
-    return _joined(call, await asyncio.shield(future))
-
-
 def _joined(call: Call, answer: Joined) -> Any:
     protocol = answer.protocol
     if protocol is None and call.version < 7:
@@ -551,10 +547,6 @@ def _joined(call: Call, answer: Joined) -> Any:
         member_id=answer.member_id,
         members=members,
     )
-
-
-async def _synced_when(call: Call, future: asyncio.Future[Any]) -> Any:
-    return _synced(call, await asyncio.shield(future))
 
 
 def _synced(call: Call, answer: Synced) -> Any:
