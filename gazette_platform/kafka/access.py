@@ -48,6 +48,7 @@ class Access:
         mechanism: that it has chosen; empty: none.
         is_raw: whether what comes next is the bare login that follows a SaslHandshake of version 0.
         why: it may do nothing.
+        schemas: ids of those that it was seen to cover.
     """
 
     def __init__(self, auth: Authenticator) -> None:
@@ -55,6 +56,7 @@ class Access:
         self._claims: Claims | None = None
         self.mechanism = ""
         self.is_raw = False
+        self.schemas: set[int] = set()
         self.why = "the client must log in first, with a token (security.protocol=SASL_SSL)"
         with contextlib.suppress(Unauthenticated):
             self._claims = auth.authorize({}, Capability(0))
@@ -111,6 +113,7 @@ class Access:
     def close(self, why: str) -> None:
         """Allow nothing from here on."""
         self._claims, self.why, self.mechanism = None, why, ""
+        self.schemas = set()
 
     # ------------------------------------------------------------ questions
 
@@ -161,6 +164,11 @@ class Access:
         """
         capability = SEEN_BY if named else Capability.LIST
         return any(self.may(capability, each.listing.spec) for each in topic.partitions.values())
+
+    def covers(self, subject: str, topics: Mapping[str, Topic], prefix: str) -> bool:
+        """Whether the client may read the schemas of a subject. As `may_subject`."""
+        readers = Capability.READ | Capability.APPEND
+        return may_subject(self._now, readers, subject, topics, prefix)
 
     def check_any(self, capability: Capability, code: ErrorCode, *, of_all: bool = False) -> None:
         """Ask for what has no journal, as a group or a transaction.

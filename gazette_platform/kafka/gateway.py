@@ -16,7 +16,7 @@ import logging
 from base64 import urlsafe_b64encode
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import orjson
@@ -28,8 +28,10 @@ from typing_extensions import override
 from gazette_platform.errors import EtcdError, ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.kafka.failures import KafkaError
+from gazette_platform.kafka.registry import no_schema
 from gazette_platform.kafka.topics import TOPIC, Partition, Topic, TopicMap, map_topics
 from gazette_platform.keyspace import KeySpace
+from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -39,12 +41,12 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient
     from gazette_platform.etcd import EtcdClient, KeyValue, Lease, Operation
     from gazette_platform.kafka.access import Access
+    from gazette_platform.kafka.avro_json import AvroCodec
     from gazette_platform.kafka.config import KafkaConfig
     from gazette_platform.kafka.registry import Schemas
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
-    from gazette_platform.protocol.auth import Capability
 
 _log = logging.getLogger(__name__)
 
@@ -459,6 +461,25 @@ class Gateway:
             access.check_new(capability, name, self.config.prefix)
             raise
         access.check(capability, found)
+        return found
+
+    async def codecs(
+        self, access: Access, values: Iterable[bytes | None]
+    ) -> dict[int, AvroCodec | str]:
+        """The codecs that values of a producer need, as of `Schemas`: a hidden schema is as one that does not exist.
+
+        Raises: TransportError: the registry cannot be asked.
+        """
+        found = await self.schemas.of_values(values)
+        if access.may_all(Capability.APPEND):
+            return found
+        for schema_id in found.keys() - access.schemas:
+            topics = (await self.topics.current()).topics
+            covers = partial(access.covers, topics=topics, prefix=self.config.prefix)
+            if await self.schemas.is_of(schema_id, covers):
+                access.schemas.add(schema_id)
+            else:
+                found[schema_id] = no_schema(schema_id)
         return found
 
     async def topic(self, access: Access, capability: Capability, name: str) -> Topic:

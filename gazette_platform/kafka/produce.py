@@ -163,14 +163,14 @@ class Produce:
                 (batch.producer_id, batch.epoch),
                 partition.journal,
             )
-        lines, stamp = await self._lines(partition.form, batch, producer, flags)
+        lines, stamp = await self._lines(call, partition.form, batch, producer, flags)
         clocks = (stamp.clock, stamp.end(batch.count)) if batch.is_transactional else (0, 0)
         pending = Pending(lines, claim, clocks, find)
         lane.put(pending)
         return pending
 
     async def _lines(
-        self, form: Form, batch: Batch, producer: bytes | None, flags: Flags
+        self, call: Call, form: Form, batch: Batch, producer: bytes | None, flags: Flags
     ) -> tuple[Lines, Stamp]:
         """What a batch writes. Raises: KafkaError: its records are damaged, or do not fit the form."""
         now_ms = int(self._gateway.clock.unix_s() * 1000)
@@ -184,7 +184,7 @@ class Produce:
             raise KafkaError(ErrorCode.invalid_record, "a batch does not have all of its records")
         if form is Form.AVRO:
             values = (record.value for record in records)
-            codecs = await self._gateway.schemas.of_values(values)
+            codecs = await self._gateway.codecs(call.peer.access, values)
         stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
         lines = large_lines(form, records, len(batch.data), stamp, now_ms)
         return lines or encode_batch(form, records, stamp, now_ms, codecs), stamp

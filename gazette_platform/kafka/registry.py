@@ -35,7 +35,7 @@ from gazette_platform.ops.extras import required
 from gazette_platform.ops.lru import Lru
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from aiohttp import ClientSession
 
@@ -90,6 +90,11 @@ class Source(Protocol):
         ...
 
 
+def no_schema(schema_id: int) -> str:
+    """What is said of a schema that does not exist, or is hidden."""
+    return f"the registry has no schema {schema_id}"
+
+
 @final
 class Schemas:
     """Codecs of the schemas that values have. What it has found is kept, as a schema never changes."""
@@ -126,12 +131,21 @@ class Schemas:
             found[schema_id] = str(codec) if isinstance(codec, ValidationError) else codec
         return found
 
+    async def is_of(self, schema_id: int, covers: Callable[[str], bool]) -> bool:
+        """Whether one of the subjects that a client covers has a schema. Of another registry it may use all.
+
+        Raises: TransportError: the registry cannot be asked.
+        """
+        if not isinstance(self._source, EtcdSource):
+            return True
+        return any(map(covers, await self._ask(self._source.subjects(schema_id=schema_id))))
+
     async def _load(self, schema_id: int) -> AvroCodec | ValidationError:
         codec: AvroCodec | ValidationError
         try:
             text = await self._ask(self._source.text(schema_id))
             if text is None:
-                return ValidationError(f"the registry has no schema {schema_id}")
+                return ValidationError(no_schema(schema_id))
             codec = await asyncio.to_thread(AvroCodec, schema_id, text)
         except ValidationError as err:
             codec = ValidationError(f"schema {schema_id}: {err}")

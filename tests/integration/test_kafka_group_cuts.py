@@ -1,4 +1,4 @@
-"""Members of a group, when the client that moved the group on is gone before its answer."""
+"""Members of a group, when the client that moved the group on is gone before its answer, or its load fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from kafka_wire import WireClient, gateway_of
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.errors import EtcdError
+from gazette_platform.testing.waiting import eventually, turns
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
@@ -68,3 +69,45 @@ async def test_others_get_their_answers_if_the_last_to_join_is_gone(local_broker
             ErrorCode.none,
             joined.generation_id + 1,
         )
+
+
+async def test_group_that_failed_to_load_is_not_loaded_twice(local_brokers, monkeypatch):
+    """The second load would end what the first has, and leave its members waiting."""
+    async with (
+        gateway_of(await local_brokers.start()) as gateway,
+        WireClient.to(gateway.port) as first,
+        WireClient.to(gateway.port) as second,
+        WireClient.to(gateway.port) as third,
+    ):
+        (coordinator,) = [one for one in gateway.parts if type(one).__name__ == "GroupCoordinator"]
+        etcd, gates, calls = gateway._etcd, [asyncio.Event(), asyncio.Event()], []
+        real = etcd.get
+
+        async def slow(key, **options):
+            number = len(calls)
+            if "#groups/" not in key or number >= len(gates):
+                return await real(key, **options)
+            calls.append(key)
+            await gates[number].wait()
+            if not number:
+                raise EtcdError("away")
+            return await real(key, **options)
+
+        monkeypatch.setattr(etcd, "get", slow)
+        await begin_join(first)
+        assert await eventually(lambda: calls, timeout_s=WAIT_S)
+        lock = coordinator._groups._loading["g"]
+        await begin_join(second)
+        assert await eventually(lambda: lock._waiters, timeout_s=WAIT_S)
+        gates[0].set()
+        _, failed = await first.answer("join_group", 3)
+        assert failed.error_code is ErrorCode.coordinator_not_available
+        assert await eventually(lambda: len(calls) == 2, timeout_s=WAIT_S)
+        await begin_join(third)
+        await turns()
+        known = coordinator._groups.known
+        assert await eventually(lambda: lock._waiters or known("g"), timeout_s=WAIT_S)
+        gates[1].set()
+        answers = [(await wire.answer("join_group", 3))[1] for wire in (second, third)]
+        assert {each.error_code for each in answers} == {ErrorCode.none}
+        assert {each.generation_id for each in answers} == {1}

@@ -11,7 +11,8 @@ pytest.importorskip("avro")
 
 from aiohttp import ClientSession
 from kafka_servers import topic_specs
-from kafka_wire import gateway_of
+from kafka_wire import WireClient, batch_of, gateway_of
+from kio.schema.errors import ErrorCode
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.kafka import registry
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 KEY = "c2VjcmV0IGtleSBvZiBhIGRlbW8sIGRvIG5vdCB1c2U="
 ALL = Capability.ALL
-FLIGHTS, SECRET = "name:prefix=topic/flights/", "name:prefix=topic/secret/"
+FLIGHTS, SECRET, MINE = (f"name:prefix=topic/{each}/" for each in ("flights", "secret", "mine"))
 
 
 def schema_of(*names):
@@ -31,17 +32,19 @@ def schema_of(*names):
     return {"schema": json.dumps({"type": "record", "name": "R", "fields": fields})}
 
 
+def token_of(selector, capability=ALL):
+    chosen = LabelSelector.parse(selector) if selector else LabelSelector()
+    claims = Claims(capability, chosen)
+    return KeyRing(KEY).sign(claims, now=SystemClock().unix_s(), lifetime_s=600)
+
+
 class Caller:
     """One who calls a registry with a token."""
 
     def __init__(self, session, gateway, selector, capability=ALL):
-        chosen = LabelSelector.parse(selector) if selector else LabelSelector()
-        token = KeyRing(KEY).sign(
-            Claims(capability, chosen), now=SystemClock().unix_s(), lifetime_s=600
-        )
         self._session = session
         self._url = f"http://127.0.0.1:{gateway.registry.port}"
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._headers = {"Authorization": f"Bearer {token_of(selector, capability)}"}
 
     async def call(self, method, path, body=None):
         """Returns: status and body."""
@@ -134,3 +137,28 @@ async def test_names_of_subjects_fill_no_etcd(caller, monkeypatch):
     assert refused > 2
     assert set(statuses[refused:]) == {HTTPStatus.UNPROCESSABLE_ENTITY}
     assert (await writer.register("s0", schema_of("a")))[0] == HTTPStatus.OK
+
+
+async def test_records_show_no_hidden_schema(gateway, broker, caller):
+    """A value that names the schema of another topic would be a line with the names of its fields."""
+    _, hidden = await caller(SECRET).register("secret-value", schema_of("password"))
+    _, own = await caller(MINE).register("mine-value", schema_of("a"))
+    config = ClientConfig(address=broker.endpoint, auth_keys=KEY)
+    async with AsyncClient(config) as client, WireClient.to(gateway.port) as wire:
+        (spec,) = topic_specs("mine", partitions=1, **{"kafka.form": "avro"})
+        await client.apply([JournalChange(spec)])
+        await wire.call("sasl_handshake", 1, mechanism="PLAIN")
+        login = b"\0me\0" + token_of(MINE).encode()
+        await wire.call("sasl_authenticate", 2, auth_bytes=login)
+        answers = [
+            await wire.produce("mine", batch_of(b"\0" + schema_id.to_bytes(4, "big") + b"\x02"))
+            for schema_id in (hidden["id"], 4711, own["id"], own["id"])
+        ]
+        content = await client.read(spec.name).read()
+    assert b"password" not in content
+    assert [each.error_code for each in answers] == [
+        *[ErrorCode.invalid_record] * 2,
+        *[ErrorCode.none] * 2,
+    ]
+    texts = [each.error_message for each in answers[:2]]
+    assert texts[0].replace(str(hidden["id"]), "N") == texts[1].replace("4711", "N")

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, final
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from kio.schema.errors import ErrorCode
 
@@ -83,7 +84,8 @@ class LiveGroups:
         self.store = store
         self._limits = limits or GroupLimits()
         self._groups: dict[str, LiveGroup] = {}
-        self._loading: dict[str, asyncio.Lock] = {}
+        # Each is kept by those who wait for it.
+        self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._numbers = 0
         self.bounds = GroupBounds(gateway, store, self._groups, self.is_ours)
         self._nodes: frozenset[int] = frozenset()
@@ -152,12 +154,8 @@ class LiveGroups:
         live = self._groups.get(group_id)
         if live is None:
             lock = self._loading.setdefault(group_id, asyncio.Lock())
-            try:
-                async with lock:
-                    live = self._groups.get(group_id) or await self._load(group_id, owner)
-            finally:
-                if not lock.locked():
-                    self._loading.pop(group_id, None)
+            async with lock:
+                live = self._groups.get(group_id) or await self._load(group_id, owner)
         live.used_at = self.now
         return live
 
