@@ -51,15 +51,22 @@ class Membership:
 
     Attributes:
         id: ours, whether we are a member or not.
-        is_mixed: whether brokers of Gazette are members, as etcd said last.
+        foreign: leases of the members that are brokers of Gazette, as etcd said last.
     """
 
     def __init__(self, state: BrokerState, process_id: ProcessId) -> None:
         self.id = process_id
-        self.is_mixed = False
+        self.foreign: frozenset[int] = frozenset()
         self._state = state
         self._lease: Lease | None = None
         self._reason = ""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether a broker of Gazette is a member still, of those that etcd named last."""
+        # One that has left shows at once: beside it all was stored, and beside others of ours that may be too much.
+        # One that has just come does not: until etcd was asked, what is held waits on disk.
+        return any(member.lease in self.foreign for member in self._state.members.values())
 
     @property
     def known_id(self) -> ProcessId:

@@ -205,12 +205,14 @@ async def read_own_members(etcd: EtcdClient, prefix: str) -> RangeResult:
     return await etcd.range(own_members_prefix(prefix))
 
 
-async def has_foreign_members(etcd: EtcdClient, prefix: str, ours: RangeResult) -> bool:
-    """Whether brokers of Gazette were members when `ours` was read. Raises: EtcdError. Cancellation: safe."""
+async def foreign_members(etcd: EtcdClient, prefix: str, ours: RangeResult) -> frozenset[int]:
+    """Leases of brokers of Gazette that were members when `ours` was read. Raises: EtcdError. Cancellation: safe."""
     own_prefix, their_prefix = own_members_prefix(prefix), members_prefix(prefix)
     present = await etcd.range(their_prefix, revision=ours.header.revision)
     leases = {kv.key.removeprefix(own_prefix): kv.lease for kv in ours.kvs}
-    return any(leases.get(kv.key.removeprefix(their_prefix)) != kv.lease for kv in present.kvs)
+    return frozenset(
+        kv.lease for kv in present.kvs if leases.get(kv.key.removeprefix(their_prefix)) != kv.lease
+    )
 
 
 async def journal_holders(

@@ -1,4 +1,4 @@
-r"""Batches of small JSON records as lines, all of a batch at once. Pure.
+r"""Batches of JSON records as lines: all of a batch at once if they are small, and without copies if they are large. Pure.
 
 What `records.encode_batch` writes of a batch, but no object for each record: a pattern takes the batch apart, and bytes are joined.
 It works for most batches there are: values that begin with ``{"``, no headers, and either no keys, or keys of plain letters.
@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 import struct
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from gazette_platform.kafka.records import Lines, Probe, is_utf8, stamp_texts
+from gazette_platform.kafka.topics import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,8 @@ _OTHER_MASK: Final = 0x0F
 _TS_END: Final = 1 << 62
 _RECORD_BYTES_MAX: Final = 200
 """On average. For larger ones the search for zero bytes takes longer than an object for each."""
+_LARGE_BYTES: Final = 16 << 10
+"""On average. Their bytes cost more than all else, so they are not copied."""
 
 _NUMBER: Final = rb"[\x80-\xff]{0,4}+[\0-\x7f]"
 # Its letters need no escapes, and no part of a value's length or begin may be taken for one of them.
@@ -87,7 +90,44 @@ def bulk_lines(data: bytes | memoryview, count: int, stamp: Stamp, now_ms: int) 
         return None
     if content.count(b"\n") != count or not is_utf8(content):
         return None
-    return Lines(content, content.index(b"\n") + 1)
+    return Lines([content], len(content), content.index(b"\n") + 1)
+
+
+def large_lines(
+    form: Form, records: Sequence[Any], size: int, stamp: Stamp, now_ms: int
+) -> Lines | None:
+    """The lines of a batch of large records; None: it is for `encode_batch`.
+
+    Args:
+        records: as `encode_batch` has them.
+        size: of the batch.
+        now_ms: of records without a timestamp.
+    """
+    if form is not Form.JSON or size < len(records) * _LARGE_BYTES:
+        return None
+    pieces: list[bytes | memoryview] = []
+    for record, begin in zip(records, stamp_texts(stamp, len(records)), strict=False):
+        value, ts = record.value, record.timestamp
+        if record.key is not None or record.headers or not _is_plain_object(value):
+            return None
+        pieces += (
+            begin,
+            b'","ts":%d},' % (ts if ts >= 0 else now_ms),
+            memoryview(value)[1:],
+            b"\n",
+        )
+    return Lines(pieces, sum(map(len, pieces)), sum(map(len, pieces[:4])))
+
+
+def _is_plain_object(value: bytes | None) -> bool:
+    """Whether a value is a JSON object with members, in one line, without ``_meta``."""
+    if value is None or value[:2] != b'{"' or b"\n" in value or not is_utf8(value):
+        return False
+    try:
+        probes = _probes(value)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return len(probes) == 1 and probes[0].meta is _UNSET
 
 
 def _content(data: bytes | memoryview, count: int, stamp: Stamp, now_ms: int) -> bytes:

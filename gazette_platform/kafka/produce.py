@@ -27,7 +27,7 @@ from gazette_platform.errors import (
 from gazette_platform.kafka.batch_wire import PRODUCE_LEAST, PRODUCE_MOST, Appended, read_produce
 from gazette_platform.kafka.batches import read_batch
 from gazette_platform.kafka.bounds import Room
-from gazette_platform.kafka.bulk_lines import bulk_lines
+from gazette_platform.kafka.bulk_lines import bulk_lines, large_lines
 from gazette_platform.kafka.failures import KafkaError, Refused, code_of
 from gazette_platform.kafka.records import Lines, Stamp, encode_batch
 from gazette_platform.kafka.sequences import (
@@ -139,7 +139,7 @@ class Produce:
         except BaseException:
             held.give()
             raise
-        held.add(len(pending.lines.content) - size)
+        held.add(pending.lines.size - size)
         pending.done.add_done_callback(lambda _: held.give())
         self._gateway.metrics.took("in", batch.count, len(data.records))
         return pending.done
@@ -186,7 +186,8 @@ class Produce:
             values = (record.value for record in records)
             codecs = await self._gateway.schemas.of_values(values)
         stamp = self._lanes.stamp(batch.count, producer=producer, flags=flags)
-        return encode_batch(form, records, stamp, now_ms, codecs), stamp
+        lines = large_lines(form, records, len(batch.data), stamp, now_ms)
+        return lines or encode_batch(form, records, stamp, now_ms, codecs), stamp
 
     def _limit(self, partition: Partition) -> int:
         """Bytes of the largest batch that a topic takes."""
@@ -344,7 +345,7 @@ class Lane:
 
         Raises: GazetteError: it is to be tried again. Cancellation: it may be done all the same.
         """
-        pending = Pending(Lines(b"", 0), end=end)
+        pending = Pending(Lines([], 0, 0), end=end)
         self.put(pending)
         await pending.done
 
@@ -364,15 +365,15 @@ class Lane:
     def _take(self) -> list[Pending]:
         """Those that make the next append."""
         group, size = [self._queue.popleft()], 0
-        size = len(group[0].lines.content)
+        size = group[0].lines.size
         while (
             self._queue
             and group[0].end is None
             and self._queue[0].end is None
-            and size + len(self._queue[0].lines.content) <= _APPEND_BYTES
+            and size + self._queue[0].lines.size <= _APPEND_BYTES
         ):
             group.append(self._queue.popleft())
-            size += len(group[-1].lines.content)
+            size += group[-1].lines.size
         return group
 
     def _fail(self, group: list[Pending], error: Exception) -> None:
@@ -424,7 +425,7 @@ class Lane:
             try:
                 result = await self._gateway.client.append(
                     self._journal,
-                    [pending.lines.content for pending in group],
+                    [piece for pending in group for piece in pending.lines.pieces],
                     offset=self._head if named else 0,
                     check_registers=edit.check,
                     union_registers=edit.union,
@@ -444,7 +445,7 @@ class Lane:
                 for pending in group:
                     if not pending.done.done():
                         pending.done.set_result(at + pending.lines.first_bytes - 1)
-                    at += len(pending.lines.content)
+                    at += pending.lines.size
                 return
         raise KafkaError(ErrorCode.not_leader_or_follower, "other writers append all the time")
 
@@ -491,7 +492,7 @@ class Lane:
             clock = max(_LEAST_CLOCK, former.acknowledged)
         uuid = uuid_text(txn_producer(end.producer_id, end.written_epoch), clock, Flags.ACK_TXN)
         line = b'{"_meta":{"uuid":"%s"}}\n' % uuid.encode()
-        pending.lines = Lines(line, len(line))
+        pending.lines = Lines([line], len(line), len(line))
         last = max(clock, former.clock)
         after = replace(
             former, clock=last, acknowledged=last, open=-1, transaction=end.number, epoch=end.epoch
@@ -529,7 +530,7 @@ class Lane:
             except (Duplicate, KafkaError) as error:
                 refused.append((pending, error))
             else:
-                at += len(pending.lines.content)
+                at += pending.lines.size
         return refused
 
     def _add(self, pending: Pending, claim: Claim, edit: Edit, offset: int) -> None:

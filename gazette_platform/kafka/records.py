@@ -63,11 +63,11 @@ _LONG_BYTES: Final = 512
 
 
 class Lines(NamedTuple):
-    """A batch as content of a journal."""
+    """A batch as content of a journal: pieces of it, how many bytes they are, and how many its first line has."""
 
-    content: bytes
+    pieces: list[bytes | memoryview]
+    size: int
     first_bytes: int
-    """Length of the first line."""
 
 
 class Block(NamedTuple):
@@ -144,7 +144,7 @@ def encode_batch(
     count = len(records)
     if form is Form.AVRO:
         content = b"".join(_encode_avro(records, stamp_texts(stamp, count), now_ms, codecs or {}))
-        return Lines(content, content.index(b"\n") + 1)
+        return Lines([content], len(content), content.index(b"\n") + 1)
     try:
         pieces = _ENCODERS[form](records, stamp_texts(stamp, count), now_ms)
     except (_Unfit, msgspec.MsgspecError, RecursionError):
@@ -152,7 +152,7 @@ def encode_batch(
     content = b"".join(pieces)
     if not _has_lines(content, count) or not is_utf8(content):
         raise Refused(_find_bad(form, records))
-    return Lines(content, content.index(b"\n") + 1)
+    return Lines([content], len(content), content.index(b"\n") + 1)
 
 
 def _has_lines(content: bytes, count: int) -> bool:

@@ -8,6 +8,7 @@ leaked. `give_back_when_idle` returns the memory once the broker has little to d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
@@ -169,7 +170,8 @@ def resident_bytes() -> int:
 def give_way() -> None:
     """Let other threads go first from now on. A thread calls it for itself, where the system can do that."""
     if sys.platform == "linux":
-        os.nice(_NICE)
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.nice(_NICE)
 
 
 async def give_back_when_idle(
@@ -196,8 +198,8 @@ async def give_back_when_idle(
         is_idle = _cpu_s() - used_s < idle_cores_max * (loop.time() - began)
         grown = resident_bytes()
         # What turned out to be in use may be freed later, and nothing shows that. So it is tried again, but ever
-        # more rarely, unless there is more by now.
-        is_due = grown - left >= _GROWTH_BYTES_MIN or loop.time() >= again_at
+        # more rarely, also while the process grows: the more was tried in vain, the more it has to grow.
+        is_due = grown - left >= _GROWTH_BYTES_MIN * pause_s / look_s or loop.time() >= again_at
         if is_idle and is_due and grown - least >= _GROWTH_BYTES_MIN:
             await run_in(executor, trim, 0)
             left = resident_bytes()

@@ -13,6 +13,7 @@ import pytest
 from journal_specs import journal_spec
 
 from gazette_platform.broker import context as context_module, epochs
+from gazette_platform.broker.crash import handover
 from gazette_platform.broker.etcd_records import read_record, write_record
 from gazette_platform.broker.journal import claims, replica as replicas
 from gazette_platform.broker.replicate.replicator import Replicator
@@ -237,6 +238,79 @@ async def test_what_a_replica_stores_as_it_leaves_does_not_stop_appends(cluster,
         assert (await one.append(JOURNAL, b", and after")).begin == 12
 
 
+async def with_more_that_comes_back(cluster, tmp_path, monkeypatch):
+    """As `with_more_at_one`, both are killed, and what etcd has of the journal cannot be read. Returns: former primary, who
+    is away, the other, who is in step with a third one, and that one."""
+    with monkeypatch.context() as patch:
+        patch.setattr(replicas, "say_end", never)  # killed before that
+        primary, other = await with_lost_leases(cluster, tmp_path)
+        await other.abandon()
+    monkeypatch.setattr(claims, "read_record", away)
+    back, third = [await start(cluster, tmp_path, zone) for zone in (zone_of(other), "c")]
+    await eventually(lambda: is_held(back))
+    await stays(lambda: stored(cluster) == [], for_s=0.3)
+    return primary, back, third
+
+
+async def away(*_args, **_options):
+    raise EtcdError("etcd is away")
+
+
+def is_held(broker):
+    found = broker._resolver.replicas.get(JOURNAL)
+    return found is not None and found.spool.is_held
+
+
+async def test_what_a_broker_found_is_not_stored_before_its_journal_is_claimed(
+    cluster, tmp_path, monkeypatch
+):
+    """Another holder may come back in its place, and go on below what is stored."""
+    with monkeypatch.context() as patch:
+        primary, back, third = await with_more_that_comes_back(cluster, tmp_path, patch)
+        await asyncio.gather(fail(back), fail(third))
+        assert stored(cluster) == []
+    first, _ = [await start(cluster, tmp_path, zone) for zone in (zone_of(primary), "d")]
+    async with client(first) as one:
+        assert (await one.append(JOURNAL, b", and after")).begin == 7
+        assert await read_all(cluster.stub(first), JOURNAL) == b"content, and after"
+
+
+async def test_what_a_broker_found_is_stored_once_its_journal_is_claimed(
+    cluster, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        await with_more_that_comes_back(cluster, tmp_path, patch)
+    await eventually(lambda: stored(cluster) == [b"content more"])
+
+
+async def test_what_closes_before_a_new_primary_has_claimed_the_journal_waits(
+    cluster, tmp_path, monkeypatch
+):
+    primary, other = await with_more_at_one(cluster, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "read_record", away)
+        await start(cluster, tmp_path, "c")
+        await primary._server.stop(grace_s=0.0)
+        await primary._lease.revoke()
+        await primary.abandon()
+        await eventually(lambda: is_held(other))
+        await stays(lambda: stored(cluster) == [], for_s=0.3)
+    await eventually(lambda: stored(cluster) == [b"content more"])
+
+
+async def test_what_waits_for_a_claim_is_stored_by_a_broker_that_leaves(
+    cluster, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        _, back, third = await with_more_that_comes_back(cluster, tmp_path, patch)
+        patch.setattr(replicas, "claim_journal", away)
+        patch.setattr(claims, "read_record", read_record)
+        await fail(third)
+        back.config = dataclasses.replace(back.config, drain_timeout_s=0.1)
+        assert await back.drain() == []
+        assert stored(cluster) == [b"content more"]
+
+
 # ---------------------------------------------------------------------------- etcd is away
 @pytest.fixture
 async def own_cluster(own_etcd_server, tmp_path):
@@ -357,3 +431,17 @@ async def test_what_others_went_on_without_meanwhile_is_not_stored(
         await start(cluster, tmp_path, zone_of(other))
         await eventually(lambda: f"{JOURNAL}: content [7, 12)" in caplog.text)
         assert await read_all(cluster.stub(back), JOURNAL) == b"content, others"
+
+
+async def test_a_broker_of_gazette_that_has_left_shows_at_once(cluster, tmp_path, monkeypatch):
+    broker = await start(cluster, tmp_path, "a")
+    context = broker._context
+    theirs = BrokerSpec(
+        id=ProcessId("zone", "of-gazette"), endpoint="http://127.0.0.1:1", journal_limit=0
+    )
+    key = member_key(context.config.etcd_prefix, theirs.id)
+    await context.etcd.put(key, encode_broker_spec(theirs))
+    await eventually(lambda: context.membership.is_mixed)
+    monkeypatch.setattr(handover, "read_own_members", away)
+    await context.etcd.delete(key)
+    await eventually(lambda: not context.membership.is_mixed)

@@ -66,7 +66,7 @@ async def test_batches_that_grow_a_hundred_times_wait_for_room(gateway, wire):
     task = group.spawn(work(), name="work")
     while not task.done():
         lane = next(iter(lanes._lanes.values()), None)
-        held.append(sum(len(one.lines.content) for one in lane._queue) if lane else 0)
+        held.append(sum(one.lines.size for one in lane._queue) if lane else 0)
         await turns()
     await task
     assert max(held) <= ROOM

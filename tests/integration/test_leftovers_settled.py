@@ -26,7 +26,7 @@ from gazette_platform.broker import etcd_records
 from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
 from gazette_platform.broker.etcd_records import (
     delete_record,
-    has_foreign_members,
+    foreign_members,
     history_key,
     journal_holders,
     own_member_key,
@@ -592,11 +592,11 @@ async def test_a_broker_of_gazette_may_have_the_name_of_a_former_one_of_ours(etc
     await etcd.txn((), (Put(own_member_key(etcd_prefix, OTHER), b"", lease=former.id),))
     await etcd.txn((), (Put(key, b"", lease=present.id),))
     ours = await read_own_members(etcd, etcd_prefix)
-    assert await has_foreign_members(etcd, etcd_prefix, ours)
+    assert await foreign_members(etcd, etcd_prefix, ours)
     await etcd.txn((), (Put(key, b"", lease=former.id),))
-    assert await has_foreign_members(etcd, etcd_prefix, ours), "they are of one moment"
+    assert await foreign_members(etcd, etcd_prefix, ours), "they are of one moment"
     ours = await read_own_members(etcd, etcd_prefix)
-    assert not await has_foreign_members(etcd, etcd_prefix, ours)
+    assert not await foreign_members(etcd, etcd_prefix, ours)
 
 
 async def test_a_record_that_was_replaced_meanwhile_is_not_written_over(etcd, etcd_prefix):

@@ -51,6 +51,8 @@ class Tenure:
     is_storing: bool = False
     is_stored: bool = False  # all of it, before it is released
     is_confirmed: bool = False  # in step since its process began
+    is_claimed: bool = False  # named as a holder since it was opened
+    closed_to: int = 0  # what the latest sync closed
     shared_to: int = 0  # what all holders have, as its primary knows
 
     @property
@@ -154,8 +156,8 @@ class Journal(RuleBasedStateMachine):
         ):  # else it is being settled
             broker.left.remove(found)
             found.roll(found.end, found.registers)
-            found.is_storing = found.is_stored = found.is_confirmed = False
-            found.shared_to = 0
+            found.is_storing = found.is_stored = found.is_confirmed = found.is_claimed = False
+            found.shared_to = found.closed_to = 0
             return found
         holder = Holder(f"t{len(self.tenures)}", broker.process)
         tenure = Tenure(holder, broker.number, [(0, [])])
@@ -184,6 +186,7 @@ class Journal(RuleBasedStateMachine):
             furthest = replace(furthest, registers=registers)
         end = max(furthest.end, to)
         for one in self.members:
+            one.closed_to = one.end
             one.roll(end, furthest.registers)
             one.is_confirmed = True
         self.is_synced, self.is_claimed = True, False
@@ -196,6 +199,8 @@ class Journal(RuleBasedStateMachine):
         """Appends may follow: all holders have what the primary has."""
         assert self.stored_end <= self.members[0].end, "the store has more than the journal"
         self.is_claimed = True
+        for one in self.members:
+            one.is_claimed = True
         self.members[0].shared_to = self.members[0].end
 
     def decide(self, *, is_reset=False):
@@ -256,7 +261,12 @@ class Journal(RuleBasedStateMachine):
     @rule()
     def write_claim(self):
         mod, assigned, record = self.plans.pop()
-        if assigned != self.assigned or not self.swap(record, mod) or not self.is_synced:
+        if assigned != self.assigned or not self.swap(record, mod):
+            return
+        for broker in self.route:
+            if broker.replica is not None and broker.replica.holder in record.holders:
+                broker.replica.is_claimed = True
+        if not self.is_synced:
             return
         # Nothing was appended since it was made.
         if frozenset(record.holders) == self.in_step:
@@ -349,6 +359,36 @@ class Journal(RuleBasedStateMachine):
         begin, _ = one.spans[-1]
         self.persist(one, begin)
 
+    @precondition(lambda self: self.is_routed() and self.is_synced)
+    @rule(pick=picks)
+    def store_what_a_sync_closed(self, pick):
+        """What a former process left, or what closed as another broker came."""
+        one = self.members[pick % len(self.members)]
+        if one.is_claimed:
+            self.persist(one, one.closed_to)
+
+    @precondition(lambda self: self.can_append() and len(self.route) > 1)
+    @rule(pick=picks, n=st.integers(1, 3), stores=st.booleans())
+    def fail_before_the_claim(self, pick, n, stores):
+        """All crash, one comes back with more than the others, and is in step with new ones when etcd goes away."""
+        former, number = self.route, pick % len(self.route)
+        self.append_in_vain(n, {number}, takes_back=number > 0)
+        for broker in former:
+            self.end(broker)
+        back = former[number]
+        self.start_again(back)
+        self.assign(pick)
+        if not self.is_routed() or back not in self.route:
+            return
+        self.sync()
+        if stores:
+            self.store_what_a_sync_closed(self.route.index(back))
+        for broker in self.route:
+            self.fail_one(broker, is_etcd_there=False)
+        for broker in former:
+            if broker is not back:
+                self.start_again(broker)
+
     # ------------------------------------------------------------------- processes and disks
     def drawn(self, pick, *, is_up: bool) -> Broker | None:
         some = [broker for broker in self.brokers if broker.is_up == is_up]
@@ -415,10 +455,13 @@ class Journal(RuleBasedStateMachine):
     def come_back(self, pick):
         broker = self.drawn(pick, is_up=False)
         if broker is not None:
-            broker.is_up = True
-            broker.storing = None
-            self.find_copies(broker)
-            self.assigned += broker in self.route  # the lease of its former process ends
+            self.start_again(broker)
+
+    def start_again(self, broker: Broker) -> None:
+        broker.is_up = True
+        broker.storing = None
+        self.find_copies(broker)
+        self.assigned += broker in self.route  # the lease of its former process ends
 
     @rule(pick=picks, notes_head=st.booleans())
     def leave(self, pick, notes_head):

@@ -109,7 +109,9 @@ class Bench:
             stores=SimpleNamespace(get=lambda _: self.store),
             guard=SimpleNamespace(check=lambda _: None),
             lister=SimpleNamespace(list=self.list),
-            persister=SimpleNamespace(add=lambda spool, _: self.persisted.append(spool)),
+            persister=SimpleNamespace(
+                add=lambda spool, _: self.persisted.append(spool), trust=lambda _: None
+            ),
             spools=SpoolHome.make(directory, Owner("c", "a#broker", boot_id())),
             leftovers=SimpleNamespace(has=lambda _: False, add=lambda _: None),
             pace=DiskPace(),

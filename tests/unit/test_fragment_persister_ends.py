@@ -8,6 +8,7 @@ import pytest
 from persister_bench import CONTENT, PersisterBench
 
 from gazette_platform.errors import EtcdError, StoreUnavailable
+from gazette_platform.etcd import EtcdRejected
 from gazette_platform.testing.waiting import patient
 
 
@@ -92,3 +93,51 @@ async def test_what_a_store_refused_is_asked_about_before_it_is_stored(bench):
     assert bench.stored == [spools[0].fragment.content_path]
     assert len(asked) > len(spools)
     assert asked[0] == []
+
+
+def with_fragments(bench, count):
+    spools = [bench.spool(begin=at * len(CONTENT), is_primary=False) for at in range(count)]
+    for spool in spools:
+        spool.tenure = "ours"
+        bench.persister.add(spool)
+    return [spool.fragment for spool in spools]
+
+
+async def test_etcd_is_asked_once_for_all_fragments_that_wait(bench):
+    fragments, calls, failures = with_fragments(bench, 5), [], [EtcdError("away")] * 2
+
+    async def say_end():
+        calls.append(bench.stored)
+        if failures:
+            raise failures.pop()
+
+    bench.persister.hold("ours", say_end)
+    assert await bench.persister.drain(timeout_s=patient(10)) == []
+    assert calls == [[]] * 3
+    assert len(bench.stored) == len(fragments)
+
+
+async def test_an_etcd_that_refuses_for_good_is_not_waited_for(bench):
+    fragments, calls = with_fragments(bench, 2), []
+
+    async def say_end():
+        calls.append(bench.stored)
+        raise EtcdRejected("the record is too large")
+
+    bench.persister.hold("ours", say_end)
+    left = await bench.persister.drain(timeout_s=patient(10))
+    assert sorted(one.begin for one in left) == [one.begin for one in fragments]
+    assert (len(calls), bench.stored) == (1, [])
+
+
+async def test_a_tenure_that_holds_its_journal_again_is_stored(bench):
+    fragments = with_fragments(bench, 2)
+
+    async def say_end():
+        raise EtcdError("away")
+
+    bench.persister.hold("ours", say_end)
+    bench.persister.supersede("ours", len(CONTENT))
+    bench.persister.trust("ours")
+    assert await bench.persister.drain(timeout_s=patient(10)) == []
+    assert bench.stored == sorted(one.content_path for one in fragments)

@@ -251,10 +251,10 @@ def made(ts, key, value, heads):
 def test_records_are_lines_and_come_back(drawn):
     codecs = {ID: codec_of(SMALL)}
     lines = encode_batch(Form.AVRO, [made(*each) for each in drawn], STAMP, 5, codecs)
-    assert lines.content.count(b"\n") == len(drawn)
-    assert lines.content[lines.first_bytes - 1] == 10
+    assert lines.pieces[0].count(b"\n") == len(drawn)
+    assert lines.pieces[0][lines.first_bytes - 1] == 10
     ids = {ID if value is not None else 0 for _, _, value, _ in drawn}
-    block = Block(b"{}\n%s{}\n" % lines.content, 3, 3 + len(lines.content))
+    block = Block(b"{}\n%s{}\n" % lines.pieces[0], 3, 3 + len(lines.pieces[0]))
     assert schema_ids_of(block) == ids
     found = []
     decode_lines(Form.AVRO, block, lambda _, *each: found.append(each), codecs=codecs)

@@ -29,7 +29,7 @@ from gazette_platform.kafka.batch_wire import (
     read_produce,
 )
 from gazette_platform.kafka.batches import read_batch
-from gazette_platform.kafka.bulk_lines import bulk_lines
+from gazette_platform.kafka.bulk_lines import bulk_lines, large_lines
 from gazette_platform.kafka.failures import KafkaError, Refused
 from gazette_platform.kafka.records import Stamp, encode_batch
 from gazette_platform.kafka.topics import Form
@@ -130,7 +130,7 @@ def test_lines_of_damaged_batches_are_one_object_each(seed):
         return
     found = bulk_lines(batch.data, batch.count, STAMP, NOW_MS)
     if found is not None:
-        lines = found.content.split(b"\n")
+        lines = found.pieces[0].split(b"\n")
         assert len(lines) == batch.count + 1
         for line in lines[:-1]:
             assert line.startswith(b'{"_meta":{"uuid":"')
@@ -140,7 +140,7 @@ def test_lines_of_damaged_batches_are_one_object_each(seed):
 def test_records_without_a_time_have_the_time_of_the_gateway():
     found, expected = both([(-1, None, b'{"a":1}', []), (-1, None, b'{"a":2}', [])])
     assert found == expected
-    assert found.content.count(b'"ts":%d' % NOW_MS) == 2
+    assert found.pieces[0].count(b'"ts":%d' % NOW_MS) == 2
 
 
 # ------------------------------------------------------------------ requests and answers
@@ -249,6 +249,44 @@ def test_answers_are_packed_as_the_library_writes_them(version, throttle_s):
     read, _ = entity_reader(kind)(frame[4:], at)
     assert read == answer
     assert dataclasses.is_dataclass(read)
+
+
+LARGE = b'{"a":"%s"}' % ("\u00e4".encode() * 20_000)
+
+
+@pytest.mark.parametrize("times", [(7, 7, 9), (-1, 5, -1)])
+def test_large_records_have_the_lines_of_others_without_copies(times):
+    batch = batch_of([(ts, None, LARGE[:-1] + b',"n":%d}' % ts, []) for ts in times])
+    records = batch.records()
+    found = large_lines(Form.JSON, records, len(batch.data), STAMP, NOW_MS)
+    expected = encode_batch(Form.JSON, records, STAMP, NOW_MS)
+    assert found is not None
+    assert b"".join(found.pieces) == expected.pieces[0]
+    assert found[1:] == expected[1:]
+    for form in (Form.PLAIN, Form.ENVELOPE, Form.AVRO):
+        assert large_lines(form, records, len(batch.data), STAMP, NOW_MS) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers"),
+    [
+        (b"k", LARGE, []),
+        (None, LARGE, [("h", b"1")]),
+        (None, None, []),
+        (None, b"{ " + LARGE[1:], []),
+        (None, LARGE + b"\n", []),
+        (None, LARGE + b"\n{}", []),
+        (None, LARGE + LARGE, []),
+        (None, LARGE[:-1], []),
+        (None, LARGE[:-1] + b',"_meta":{}}', []),
+        (None, LARGE[:-2] + b'\xff"}', []),
+        (None, b'{"a":' + b"[" * 20_000 + b"]" * 20_000 + b"}", []),
+        (None, b"[%s]" % LARGE, []),
+    ],
+)
+def test_batches_of_large_records_with_another_are_taken_one_by_one(key, value, headers):
+    batch = batch_of([(7, None, LARGE, []), (7, key, value, headers), (7, None, LARGE, [])])
+    assert large_lines(Form.JSON, batch.records(), 1 << 20, STAMP, NOW_MS) is None
 
 
 # ------------------------------------------------------------------ fetch

@@ -157,6 +157,43 @@ def test_memory_that_was_in_use_for_long_is_given_back_once_it_is_free():
     assert later <= 8
 
 
+_GROWING = (
+    _LOOKS
+    + """
+trims = 0
+
+def trim(_):
+    global trims
+    trims += 1
+
+def grow():
+    global looks
+    looks += 1
+    return looks * (5 << 20)
+
+process._libc = lambda _: trim
+process.resident_bytes = grow
+
+async def main():
+    giving = asyncio.create_task(
+        give_back_when_idle(ThreadPoolExecutor(1), look_s=0.05, idle_cores_max=100.0)
+    )
+    await looked(120)
+    giving.cancel()
+    print(trims)
+
+asyncio.run(main())
+"""
+)
+
+
+def test_a_process_that_grows_is_looked_through_ever_more_rarely():
+    run = subprocess.run(
+        [sys.executable, "-c", _GROWING], check=True, capture_output=True, text=True
+    )
+    assert 1 < int(run.stdout) < 20  # 40, were it done at each look
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has one priority")
 def test_a_thread_gives_way_and_others_do_not():
     def nice():

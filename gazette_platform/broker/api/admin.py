@@ -113,6 +113,8 @@ class AdminApi:
             return leftovers.end_of(journal)
         replica = self._resolver.replicas.get(journal)
         if replica is not None:
+            if request.gives_up:  # the claim of who asks comes after that
+                replica.spool.release()
             await replica.spool.completed()
         await leftovers.settle(journal, is_given_up=request.gives_up)
         await self._context.persister.flush(journal)
@@ -144,7 +146,7 @@ class AdminApi:
 
     def _check_all_is_stored(self, journal: str, replica: Replica | None) -> None:
         """Raises: RpcFailed: UNAVAILABLE: what a former process left of the journal is not stored yet."""
-        is_open = replica is not None and replica.spool.is_unconfirmed
+        is_open = replica is not None and (replica.spool.is_unconfirmed or replica.spool.is_held)
         if is_open or self._context.leftovers.has_content(journal):
             raise NotNow(f"{journal}: what a former process left of its spool is not stored yet")
 

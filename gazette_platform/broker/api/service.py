@@ -245,6 +245,8 @@ class _Session:
                 self._spool.roll(to, registers=registers, codec=codec, is_urgent=is_urgent)
             case Commit(registers):
                 assert self._draft is not None
+                if self._spool.is_held:
+                    self._spool.release()  # content follows a claim
                 await self._spool.keep(self._draft, registers)
                 self._spool.commit(self._draft, registers)
                 self._draft = None

@@ -335,7 +335,8 @@ class Planner:
                 return Wait(lambda: self._sync(pending, roll_to, registers))
             case events.CheckAssignments():
                 if journal.is_claimed(replicator.holders):
-                    self._spool.is_shared = True
+                    if not self._spool.is_shared:
+                        self._spool.share()
                     return events.AssignmentsFresh()
                 return Wait(lambda: self._claim(pending))
             case events.CountReplicas():

@@ -24,7 +24,7 @@ from gazette_platform.allocator import member
 from gazette_platform.allocator.member import deadline
 from gazette_platform.broker.epochs import release
 from gazette_platform.broker.etcd_records import (
-    has_foreign_members,
+    foreign_members,
     history_key,
     own_member_key,
     own_members_prefix,
@@ -116,7 +116,7 @@ def alone_with(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset
 
 
 async def watch_mixture(context: BrokerContext) -> None:
-    """Keep `Membership.is_mixed` for ever, since etcd may be away when that is asked for. Cancellation: safe."""
+    """Keep `Membership.foreign` up to date, since etcd may be away when that is asked for. Cancellation: safe."""
     etcd, prefix = context.etcd, context.config.etcd_prefix
     changed, failures = asyncio.Event(), 0
     changed.set()
@@ -131,7 +131,7 @@ async def watch_mixture(context: BrokerContext) -> None:
         changed.clear()
         try:
             ours = await read_own_members(etcd, prefix)
-            context.membership.is_mixed = await has_foreign_members(etcd, prefix, ours)
+            context.membership.foreign = await foreign_members(etcd, prefix, ours)
             failures = 0
         except EtcdError:
             changed.set()

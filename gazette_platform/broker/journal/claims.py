@@ -292,6 +292,20 @@ async def claim_journal(
     return Claimed(revision if is_shown else known_at, result.succeeded, is_released)
 
 
+async def released_registers(
+    context: BrokerContext, journal: str, create_revision: int, head: int
+) -> LabelSet | None:
+    """The registers that etcd names for a journal that goes on at `head`; None: it names none.
+
+    Raises: GazetteError.
+    """
+    record, _ = await read_record(context.etcd, context.config.etcd_prefix, journal)
+    if record is None or record.create_revision != create_revision:
+        return None
+    released = record.released
+    return released.registers if released is not None and released.head == head else None
+
+
 async def forget_holders(
     context: BrokerContext, journal: str, create_revision: int, *, as_of: int
 ) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.append.appender import Appender
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.replicate.replicator import Replicator
+    from gazette_platform.broker.spool.journal_spool import JournalSpool
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
 
@@ -51,6 +52,7 @@ class PulsedJournal(JournalPort, Protocol):
     is_closed: bool
     appender: Appender
     replicator: Replicator
+    spool: JournalSpool
     watchers: set[Callable[[], None]]
     last_append_at: float
     """Monotonic seconds."""
@@ -67,11 +69,16 @@ class Pulses:
         self._timer: asyncio.TimerHandle | None = None
         self._is_pulsing = False
 
+    @property
+    def _is_due(self) -> bool:
+        """Whether etcd lacks the route, or closed fragments wait until it has our claim."""
+        return not self._replica.is_consistent or self._replica.spool.is_held
+
     def look(self) -> None:
         """Publish the journal's route without waiting for an append, unless it is published."""
         self._timer = None
         replica = self._replica
-        if replica.is_primary and not replica.is_consistent and not replica.is_closed:
+        if replica.is_primary and self._is_due and not replica.is_closed:
             if replica.appender.is_idle:
                 self.start()
             else:
@@ -115,7 +122,7 @@ class Pulses:
         finally:
             done.cancel()
             self._is_pulsing = False
-        if replica.is_consistent:
+        if not self._is_due:
             self._failed = 0
         elif replica.is_primary:
             self._look_later()

@@ -12,13 +12,13 @@ from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Outcome, view_of
 from gazette_platform.broker.append.content import RateBalance
 from gazette_platform.broker.epochs import GoOn
-from gazette_platform.broker.etcd_records import read_record
 from gazette_platform.broker.journal.claims import (
     HoldersAway,
     Noting,
     adopt,
     claim_journal,
     forget_holders,
+    released_registers,
     say_end,
     wait_healthy,
     write_suspend,
@@ -71,6 +71,7 @@ _SUSPEND_S = 15 * 60.0
 class Replica:
     """The local state of one journal."""
 
+    last_append_at = -math.inf
     awaiting = ""
     """Why appends wait until a broker comes back, by the latest check; else empty."""
 
@@ -93,6 +94,7 @@ class Replica:
         self.watchers: set[Callable[[], None]] = set()
         """Called at each change of the journal's spec or assignments, and when this replica closes."""
         self._pulses = Pulses(self, context)
+        self.on_held = self._pulses.look
         self._flush_timer = FlushTimer(
             self._flush,
             interval_ns=self.spec.fragment.flush_interval_ns if self.spec else 0,
@@ -145,7 +147,6 @@ class Replica:
         )
         context.metrics.write_head.labels(name).set_function(lambda: self.head)
         self._created_at = context.clock.monotonic()
-        self.last_append_at = -math.inf
         self._claimed: frozenset[Holder] | None = frozenset()  # whom our latest claim named
         self._is_released = False  # as of our latest claim, or note
         self._is_in_doubt = False  # etcd may still take a note that it did not answer for
@@ -247,20 +248,14 @@ class Replica:
             return found
         if found.is_done:
             self.spool.date()
+            self.spool.share()
+            self._context.persister.trust(self.spool.tenure)
             self._claimed, self._is_released = holders, found.is_released
         return found.revision
 
     async def released_registers(self, head: int) -> LabelSet | None:
-        """The registers that etcd names for a journal that goes on at `head`; None: it names none.
-
-        Raises: GazetteError.
-        """
-        context = self._context
-        record, _ = await read_record(context.etcd, context.config.etcd_prefix, self.name)
-        if record is None or record.create_revision != self.create_revision:
-            return None
-        released = record.released
-        return released.registers if released is not None and released.head == head else None
+        """As `claims.released_registers`, of this journal. Raises: GazetteError."""
+        return await released_registers(self._context, self.name, self.create_revision, head)
 
     @property
     def is_released(self) -> bool:
@@ -482,6 +477,9 @@ class Replica:
         try:
             async with asyncio.timeout(_FORMER_TIMEOUT_S):
                 await self._resolver.closed(self.name)
+                if gives_up:
+                    self.spool.release()
+                    await self.spool.completed()
                 await self._context.leftovers.settle(self.name, is_given_up=gives_up)
                 await self._context.persister.flush(self.name)
         except TimeoutError:
@@ -520,6 +518,9 @@ class Replica:
             self._stores = spec.fragment.stores
             self._refresh_timer.soon()
         self.replicator.on_change()
+        if not is_primary and self.is_consistent:
+            self.spool.release()  # a primary with which we are in step has claimed the journal
+            self._context.persister.trust(self.spool.tenure)
         for watcher in tuple(self.watchers):
             watcher()
         self._pulses.look()
@@ -583,7 +584,7 @@ class Replica:
         # While we have a lease and serve, others go on only after a sync with us. A broker that leaves is not asked any
         # more, though what it could not hand over is assigned to it still.
         is_leaving = self._resolver.replicas.get(self.name) is self
-        if is_leaving or self._context.membership.problem:
+        if is_leaving or self._context.membership.problem or self.spool.is_held:
             await say_end(self._context, self.name, self.create_revision, self.spool)
 
     async def close(self) -> None:

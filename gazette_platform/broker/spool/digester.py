@@ -221,11 +221,13 @@ class Closing:
 
     Attributes:
         adopted: fragments of a former process that are not known to be the journal's yet.
+        held: fragments that wait until all that etcd names as holders have what is in them.
         is_leaving: whether the journal leaves this broker; fragments that fail are given up then.
     """
 
     def __init__(self, journal: JournalPort, tasks: TaskGroup, faults: Faults) -> None:
         self.adopted: dict[Digester, RecoveredFragment] = {}
+        self.held: set[Digester] = set()
         self.is_leaving = False
         self._journal = journal
         self._tasks = tasks
@@ -254,7 +256,8 @@ class Closing:
         Args:
             but: fragments with content that is not settled yet.
         """
-        for old in [one for one in self._urgent if one not in but and one not in self.adopted]:
+        waiting = {*but, *self.adopted, *self.held}
+        for old in [one for one in self._urgent if one not in waiting]:
             # In a task of its own: to read the content back may take a broken disk minutes, and
             # appends go on in the next fragment.
             if old.spool.content_length:

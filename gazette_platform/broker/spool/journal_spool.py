@@ -9,6 +9,9 @@ that, it is dropped, because the next primary then knows which of it counts.
 
 A fragment closes ("rolls") at the staged end, and is completed once all of it is settled.
 
+What closes before etcd names us, and all that are in step with us, as the journal's holders is *held* until then:
+a former holder that has less could else go on below what is stored.
+
 With one replica nothing is ever staged, and each commit passes through here only once.
 
 Before content is settled or proposed it is *kept*: a record beside the spool says that it counts, so
@@ -39,6 +42,7 @@ from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, Labe
 from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -536,7 +540,9 @@ class JournalSpool:
             # Each becomes a fragment that takes no more content. Ours begins after them, in a file
             # of its own: the old one may be in a store already, or set aside.
             file, state, sha = fragment.file, fragment.state, fragment.sha
-            spool = Spool.recovered(self.name, file, state, sha, directory=self._directory)
+            spool = Spool.recovered(
+                self.name, file, state, sha, directory=self._directory, tenure_id=tenure.id
+            )
             self._closing.adopt(self._digester(spool), fragment)
             self._journal.on_recovered(spool)
         with contextlib.suppress(RpcFailed):  # then the record stays as it is, and says the same
@@ -557,12 +563,35 @@ class JournalSpool:
     def confirm(self) -> None:
         """What was adopted is the journal's, since all of its brokers are in step with us.
 
-        Before, others may go on without it: it is not persisted until then.
+        Before, others may go on without it. It is held still, until etcd says that we are its holders.
         """
         if not self._is_primary:
             self.date()  # a primary does so once it has claimed the journal
-        if self._closing.adopted:
-            self._closing.adopted.clear()
+        self._hold(self._closing.adopted)
+        self._closing.adopted.clear()
+        # Etcd may say so already, and then nothing would show it to us again.
+        if self.is_held and not self._is_primary and self._journal.is_consistent:
+            self.release()
+
+    def _hold(self, digesters: Iterable[Digester]) -> None:
+        self._closing.held.update(digesters)
+        if self._is_primary and self.is_held:
+            self._journal.on_held()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether closed fragments wait for `release`."""
+        return bool(self._closing.held)
+
+    def share(self) -> None:
+        """As the primary: all that etcd names as holders are in step with us."""
+        self.is_shared = True
+        self.release()
+
+    def release(self) -> None:
+        """Persist what was held, as no holder is left that may lack it."""
+        if self._closing.held:
+            self._closing.held.clear()
             self._finish_settled()
 
     def supersede(self, valid_to: int) -> None:
@@ -624,6 +653,8 @@ class JournalSpool:
         """Publish all staged content, because every replica agrees with our end."""
         if self._staged:
             self.is_shared = False  # holders that have left the route may lack it
+            if self._tenure is not None:
+                self._hold({one.digester for one in self._staged} - {self.digester})
         while self._staged:
             self.settle()
 
@@ -695,6 +726,8 @@ class JournalSpool:
         self.end, self.registers = to, registers
         self.digester = fresh
         self._closing.add(old, is_urgent=is_urgent)
+        if tenure is not None and (is_urgent or (self._is_primary and not self.is_shared)):
+            self._hold([old])
         self._finish_settled()
         self._journal.on_roll(is_elsewhere=is_elsewhere)
 
@@ -755,6 +788,7 @@ class JournalSpool:
             _log.error("%s", err)
             self._tenure = None  # its record stays as it is
             self.roll(self.end)
+        self.release()
         await self.completed()
         tenure = self._tenure
         if tenure is None or not tenure.is_begun:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from gazette_platform.broker.epochs import announce, is_long, is_unknown, release, save, settled
 from gazette_platform.broker.etcd_records import (
     delete_record,
-    has_foreign_members,
+    foreign_members,
     history_key,
     journal_holders,
     read_own_members,
@@ -233,7 +233,7 @@ class Leftovers:
                 number = continuation(evidence, stored_end=await stored_end())
                 ours = await read_own_members(self._etcd, self._prefix)  # that took a while
             # Gazette's brokers take appends without recording who holds them.
-            if number is None or await has_foreign_members(self._etcd, self._prefix, ours):
+            if number is None or await foreign_members(self._etcd, self._prefix, ours):
                 return None
             taken = found[number]
             if is_new:

@@ -156,6 +156,10 @@ class Persister:
         # By tenure: says where it ends. Nothing is stored before; or nothing is tried again before.
         self._held: dict[str, Callable[[], Awaitable[None]]] = {}
         self._asked: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._asking: dict[str, asyncio.Task[GazetteError | None]] = {}
+        self._refused: set[str] = (
+            set()
+        )  # of those that are held: etcd answered, and will not change its mind
         self._rounds = 0  # of the drain
 
     def __len__(self) -> int:
@@ -195,10 +199,16 @@ class Persister:
     def hold(self, tenure: str, say_end: Callable[[], Awaitable[None]]) -> None:
         """Store nothing of a tenure before `say_end`, which is tried again, has said where it ends."""
         self._held[tenure] = say_end
+        self._refused.discard(tenure)
 
     def ask_again(self, tenure: str, say_end: Callable[[], Awaitable[None]]) -> None:
         """Call `say_end` whenever what a tenure has could not be stored: an operator may have given it up meanwhile."""
         self._asked[tenure] = say_end
+
+    def trust(self, tenure: str) -> None:
+        """Store all that a tenure has: etcd names it as a holder of its journal, beside others that have the same."""
+        for said in (self._held, self._asked, self._valid_to):
+            said.pop(tenure, None)
 
     async def run(self) -> None:
         """Start what is due each minute, until cancelled. The owner runs this as a task.
@@ -252,7 +262,8 @@ class Persister:
     async def _drain(self, ends_s: float) -> None:
         self._rounds, over_at = 0, self._clock.monotonic() + ends_s
         while tenures := {spool.tenure for spool in self._waiting()}:
-            if tenures <= self._held.keys() and self._clock.monotonic() >= over_at:
+            is_over = self._clock.monotonic() >= over_at or tenures <= self._refused
+            if is_over and tenures <= self._held.keys():
                 return
             for _ in range(len(self._queues)):
                 self.tick()
@@ -391,13 +402,11 @@ class Persister:
 
     async def _persist(self, spool: CompletedSpool) -> None:
         if (say_end := self._held.get(spool.tenure)) is not None:
-            await say_end()
+            await self._ask(spool.tenure, say_end)
             self._held.pop(spool.tenure, None)
         elif self._rounds and (say_end := self._asked.get(spool.tenure)) is not None:
-            with contextlib.suppress(
-                GazetteError
-            ):  # without etcd no operator has given anything up
-                await say_end()
+            with contextlib.suppress(GazetteError):  # then no operator has given anything up
+                await self._ask(spool.tenure, say_end)
         if spool.fragment.end > self._valid_to.get(spool.tenure, spool.fragment.end):
             spool.content.keep_names()
             return
@@ -416,6 +425,20 @@ class Persister:
                     end=fragment.end,
                 ):
                     await self._persist_by(spec, spool)
+
+    async def _ask(self, tenure: str, say_end: Callable[[], Awaitable[None]]) -> None:
+        """Have `say_end` called once for all fragments of a tenure that wait for it now. Raises: GazetteError."""
+        asking = self._asking.get(tenure)
+        if asking is None:
+            asking = self._tasks.spawn(_error_of(say_end), name=f"say end of {tenure}")
+            self._asking[tenure] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(tenure))
+        error = await asyncio.shield(asking)
+        if error is None:
+            return
+        if not error.retriable:
+            self._refused.add(tenure)
+        raise error
 
     def _spec_for(self, spool: CompletedSpool) -> JournalSpec | None:
         """The spec to persist by; None: the fragment is not wanted."""
@@ -566,6 +589,14 @@ class Persister:
             spool.drop_compressed()
             raise
         return form
+
+
+async def _error_of(say_end: Callable[[], Awaitable[None]]) -> GazetteError | None:
+    try:
+        await say_end()
+    except GazetteError as err:
+        return err
+    return None
 
 
 def _check_segments(postfix: str) -> None:

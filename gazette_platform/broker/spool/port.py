@@ -133,6 +133,10 @@ class JournalPort(Protocol):
         """The spool has `length` more bytes, of so many appends: publish them to readers."""
         ...
 
+    def on_held(self) -> None:
+        """Closed fragments wait until the primary, which we are, has claimed the journal."""
+        ...
+
     def on_recovered(self, spool: Spool) -> None:
         """The spool has a fragment that an earlier process left: publish it to readers."""
         ...

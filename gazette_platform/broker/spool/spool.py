@@ -88,6 +88,7 @@ class Spool:
         "_synced_proof",
         "_syncs",
         "_tenure",
+        "_tenure_id",
         "begin",
         "codec",
         "end",
@@ -142,6 +143,7 @@ class Spool:
         # An offset and the digest below it, in one value: a thread moves the digest while others look.
         self._proved = (begin, ZERO_SUM)
         self._tenure = tenure
+        self._tenure_id = tenure.id if tenure is not None else ""
         self._syncs = syncs
         self._first_append_us = 0
         self.synced_to = begin
@@ -150,7 +152,14 @@ class Spool:
 
     @classmethod
     def recovered(
-        cls, journal: str, file: SpoolFile, state: FragmentState, sha: Digest, *, directory: Path
+        cls,
+        journal: str,
+        file: SpoolFile,
+        state: FragmentState,
+        sha: Digest,
+        *,
+        directory: Path,
+        tenure_id: str = "",
     ) -> Self:
         """A fragment that another process left; nothing may be added to it.
 
@@ -160,13 +169,14 @@ class Spool:
             state: what was committed to it.
             sha: of all of the content.
             directory: of files without a name.
+            tenure_id: of the tenure that it is of; empty: it is not known.
         """
         spool = cls(journal, directory=directory, begin=state.begin, codec=state.codec)
         now = state.first_append_at
         spool.commit(state.end, registers=state.registers, now=now, digest=sha)
         # The persister compresses it. The journal, which is being taken over, must not wait for
         # that.
-        spool._file, spool._may_compress = file, False
+        spool._file, spool._may_compress, spool._tenure_id = file, False, tenure_id
         return spool
 
     @property
@@ -432,7 +442,7 @@ class Spool:
             is_primary=self.is_primary,
             content=file,
             compressed=compressed,
-            tenure=self._tenure.id if self._tenure is not None else "",
+            tenure=self._tenure_id,
         )
 
     @property
