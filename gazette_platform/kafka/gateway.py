@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient
     from gazette_platform.etcd import EtcdClient, KeyValue, Lease, Operation
     from gazette_platform.kafka.access import Access
-    from gazette_platform.kafka.avro_json import AvroCodec
     from gazette_platform.kafka.config import KafkaConfig
+    from gazette_platform.kafka.records.avro_json import AvroCodec
     from gazette_platform.kafka.registry import Schemas
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
