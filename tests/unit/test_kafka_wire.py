@@ -15,12 +15,9 @@ import uvloop
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.kafka.bounds import Budget, Complaints
+from gazette_platform.kafka.calls.produce import Produce
 from gazette_platform.kafka.config import KafkaConfig
-from gazette_platform.kafka.connection import Connection
 from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
-from gazette_platform.kafka.produce import Produce
-from gazette_platform.kafka.receiving import Shared
 from gazette_platform.kafka.server import Login
 from gazette_platform.kafka.wire import (
     API_VERSIONS,
@@ -29,6 +26,9 @@ from gazette_platform.kafka.wire import (
     read_call,
     versions_answer,
 )
+from gazette_platform.kafka.wire.bounds import Budget, Complaints
+from gazette_platform.kafka.wire.connection import Connection
+from gazette_platform.kafka.wire.receiving import Shared
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, Protocol, final
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import EtcdError
-from gazette_platform.kafka.bounds import Kept
 from gazette_platform.kafka.coordinator.group_store import newest_ms
 from gazette_platform.kafka.failures import KafkaError
+from gazette_platform.kafka.wire.bounds import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

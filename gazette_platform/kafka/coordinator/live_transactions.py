@@ -28,7 +28,7 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import EtcdError, Fenced, GazetteError
 from gazette_platform.etcd import Compare, Delete, Put
-from gazette_platform.kafka.bounds import Kept
+from gazette_platform.kafka.calls.produce import TransactionEnd
 from gazette_platform.kafka.coordinator.group_store import Committed, decode_offsets, encode_offsets
 from gazette_platform.kafka.coordinator.transactions import (
     Transaction,
@@ -39,15 +39,15 @@ from gazette_platform.kafka.coordinator.transactions import (
 )
 from gazette_platform.kafka.failures import KafkaError
 from gazette_platform.kafka.gateway import kafka_root
-from gazette_platform.kafka.produce import TransactionEnd
+from gazette_platform.kafka.wire.bounds import Kept
 from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import side_by_side
 
 if TYPE_CHECKING:
     from gazette_platform.etcd import EtcdClient, KeyValue, Operation
+    from gazette_platform.kafka.calls.produce import Lanes
     from gazette_platform.kafka.coordinator.group_store import GroupStore, Offsets
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.produce import Lanes
 
 _log = logging.getLogger(__name__)
 

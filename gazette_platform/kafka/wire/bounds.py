@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.batch_wire import PARTS_MAX
 from gazette_platform.kafka.failures import KafkaError
+from gazette_platform.kafka.wire.batches import PARTS_MAX
 
 if TYPE_CHECKING:
     from asyncio import Future

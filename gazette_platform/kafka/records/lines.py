@@ -23,8 +23,8 @@ import msgspec
 import orjson
 
 from gazette_platform.errors import DataError
-from gazette_platform.kafka.avro_json import AvroCodec, schema_id_of
 from gazette_platform.kafka.failures import BadRecord, Refused
+from gazette_platform.kafka.records.avro_json import AvroCodec, schema_id_of
 from gazette_platform.kafka.topics import Form
 from gazette_platform.message.uuid import Flags, parse_uuid, unix_ns_of
 
