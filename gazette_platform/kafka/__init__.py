@@ -4,5 +4,5 @@ A topic is a set of journals, and its records are lines of them; `docs/concepts/
 costs. Everything but `config` and `topics` needs the extra ``kafka``.
 
 `server` accepts connections, `wire` decodes requests and encodes answers, and each kind of request has an `Api` in the module
-that answers it. `topics`, `topic_specs`, `records`, `sequences` and `access` decide, without I/O.
+that answers it (`calls`, `coordinator`). `topics`, `records`, `access`, `calls.sequences` and `calls.topic_configs` decide, without I/O.
 """

@@ -10,6 +10,7 @@ that long.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, final
 
@@ -74,6 +75,14 @@ class Access:
     def subject(self) -> str:
         """Who the token names; empty: no one."""
         return "" if self._claims is None else self._claims.subject
+
+    @property
+    def principal(self) -> str:
+        """Who owns what the client makes: the subject of its token; without one, all tokens with the same claims."""
+        claims = self._now
+        text = f"{int(claims.capability)} {claims.selector!r}"
+        text = f"subject {claims.subject}" if claims.subject else text
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def lifetime(self) -> timedelta:

@@ -184,6 +184,8 @@ _GAUGES: Final = {
     "connections": "Connections of clients of Kafka that are open.",
     "groups": "Consumer groups that this broker coordinates and has in memory.",
     "group_members": "Members of these groups.",
+    "group_bytes": "Bytes that groups of this node keep in etcd, as they count for their bounds.",
+    "transaction_bytes": "Bytes that transactional ids of this node keep in etcd, likewise.",
     "open_transactions": "Transactions that this broker coordinates and that are not complete.",
 }
 

@@ -30,7 +30,7 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.etcd import Compare, Put
-from gazette_platform.kafka.avro_json import AvroCodec, schema_id_of
+from gazette_platform.kafka.records.avro_json import AvroCodec, schema_id_of
 from gazette_platform.ops.extras import required
 from gazette_platform.ops.lru import Lru
 

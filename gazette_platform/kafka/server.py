@@ -15,14 +15,15 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.kafka.access import MECHANISMS, Quota
-from gazette_platform.kafka.bounds import Budget, Complaints
-from gazette_platform.kafka.connection import Connection
+from gazette_platform.kafka.calls.fetch import Fetch
+from gazette_platform.kafka.calls.offsets import Offsets
+from gazette_platform.kafka.calls.produce import Lanes, Produce
+from gazette_platform.kafka.calls.topics import Admin, Metadata
 from gazette_platform.kafka.coordinator.group_offsets import GroupOffsets
 from gazette_platform.kafka.coordinator.group_store import GroupStore
 from gazette_platform.kafka.coordinator.live_groups import GroupCoordinator, LiveGroups
 from gazette_platform.kafka.coordinator.live_transactions import LiveTransactions, TxnStore
 from gazette_platform.kafka.coordinator.txn_coordinator import TxnCoordinator
-from gazette_platform.kafka.fetch import Fetch
 from gazette_platform.kafka.gateway import (
     Gateway,
     KafkaMetrics,
@@ -31,11 +32,7 @@ from gazette_platform.kafka.gateway import (
     Topics,
     cluster_id,
 )
-from gazette_platform.kafka.produce import Lanes, Produce
-from gazette_platform.kafka.receiving import Shared
 from gazette_platform.kafka.registry_api import Registry
-from gazette_platform.kafka.tails import Offsets
-from gazette_platform.kafka.topic_calls import Admin, Metadata
 from gazette_platform.kafka.wire import (
     API_VERSIONS,
     FETCH,
@@ -45,6 +42,9 @@ from gazette_platform.kafka.wire import (
     Api,
     versions_answer,
 )
+from gazette_platform.kafka.wire.bounds import Budget, Complaints
+from gazette_platform.kafka.wire.connection import Connection
+from gazette_platform.kafka.wire.receiving import Shared
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.network import HostGuard
 from gazette_platform.ops.tasks import TaskGroup

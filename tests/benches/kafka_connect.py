@@ -112,6 +112,8 @@ class Distributed(_Worker):
         folder.mkdir()
         settings = {"group.id": "connect", "offset.storage.partitions": 2}
         settings["status.storage.partitions"] = 1
+        # Else the next worker may wait for the former.
+        settings["scheduled.rebalance.max.delay.ms"] = 0
         for kind, topic in TOPICS.items():
             settings[f"{kind}.storage.topic"] = topic
             settings[f"{kind}.storage.replication.factor"] = 1

@@ -23,6 +23,8 @@ from gazette_platform.testing.waiting import eventually, patient
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(600)]
 
 WAIT_S = 90.0
+WORKER_S = 180.0
+"""A distributed worker joins its group, and reads its topics, before it begins."""
 SPEC = """name: shop.customers
 selector: name:prefix={root}/
 format: json
@@ -68,14 +70,14 @@ def connectors(given, copy):
     return source, sink
 
 
-async def copied(copy, count):
+async def copied(copy, count, *, timeout_s=WAIT_S):
     """The lines of the copy, once there are so many."""
 
     async def all_came():
         found = copy.read_text().splitlines() if copy.exists() else []
         return found if len(found) >= count else None
 
-    return [json.loads(line)["line"] for line in await eventually(all_came, timeout_s=WAIT_S)]
+    return [json.loads(line)["line"] for line in await eventually(all_came, timeout_s=timeout_s)]
 
 
 async def test_file_becomes_a_topic_and_a_file_again(start_servers, tmp_path, request):
@@ -120,13 +122,13 @@ async def test_workers_keep_connectors_and_offsets_in_compacted_topics(
                     await asyncio.to_thread(first.configure, connector)
                     return True
 
-            await eventually(is_made, timeout_s=WAIT_S)
-        assert await copied(copy, 200) == wanted[:200]
+            await eventually(is_made, timeout_s=WORKER_S)
+        assert await copied(copy, 200, timeout_s=WORKER_S) == wanted[:200]
     with given.open("a") as more:
         more.write("".join(f"{line}\n" for line in wanted[200:]))
     second = Distributed(tmp_path / "second", gateways.servers)
     with second.running():
-        assert await copied(copy, 300) == wanted
+        assert await copied(copy, 300, timeout_s=WORKER_S) == wanted
         runs = ["RUNNING", "RUNNING"]
         assert await asyncio.to_thread(second.states) == {"source": runs, "sink": runs}
     admin = AdminClient({"bootstrap.servers": gateways.servers, "log_level": 0})

@@ -15,7 +15,7 @@ from kafka_wire import WireClient, batch_of, gateway_of
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.kafka.sequences import txn_producer
+from gazette_platform.kafka.calls.sequences import txn_producer
 from gazette_platform.message.uuid import Flags, parse_uuid, uuid_text
 from gazette_platform.protocol import JournalChange, JournalFlag, LabelSet
 from gazette_platform.testing.waiting import eventually

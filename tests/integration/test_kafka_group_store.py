@@ -115,6 +115,8 @@ async def test_former_claim_of_the_same_node_writes_nothing(stores):
 async def test_fenced_group_does_not_fail_others_of_its_batch(stores):
     first, second = stores(), stores()
     claims = {name: await first.claim(name, 1, now_ms=0) for name in ("a", "b", "c")}
+    for one in claims.values():
+        await first.save(one, one.record)
     await second.claim("b", 2, now_ms=0)
     results = await asyncio.gather(
         *(first.commit(one, {"t": {0: at(1)}}) for one in claims.values()), return_exceptions=True
@@ -125,6 +127,33 @@ async def test_fenced_group_does_not_fail_others_of_its_batch(stores):
         {},
         {"t": {0: at(1)}},
     ]
+
+
+async def test_of_two_claims_of_a_new_group_the_first_to_write_counts(stores, etcd):
+    first, second = stores(), stores()
+    claims = [await one.claim("g", node, now_ms=0) for node, one in ((1, first), (2, second))]
+    assert await etcd.get(first.group_key("g")) is None
+    await second.commit(claims[1], {"t": {0: at(2)}})
+    with pytest.raises(Fenced):
+        await first.commit(claims[0], {"t": {0: at(1)}})
+    assert await first.offsets("g") == {"t": {0: at(2)}}
+    assert (await first.record("g")).node == 2
+
+
+async def test_only_a_group_without_offsets_is_forgotten(stores, etcd):
+    store = stores()
+    claim = await store.claim("g", 1, now_ms=0, owner="o")
+    await store.save(claim, claim.record)
+    assert (await store.record("g")).owner == "o"
+    await etcd.put(store.pending_key("g", "x"), b"{}")
+    assert not await store.forget("g", claim.revision)
+    await etcd.delete(store.pending_key("g", "x"))
+    await store.commit(claim, {"t": {0: at(1)}})
+    assert not await store.forget("g", claim.revision)
+    await store.commit(claim, {"t": {0: None}})
+    assert not await store.forget("g", claim.revision - 1)
+    assert await store.forget("g", claim.revision)
+    assert await store.record("g") is None
 
 
 async def test_offsets_of_a_transaction_survive_a_commit(stores, etcd):

@@ -11,7 +11,7 @@ from kafka_servers import topic_specs
 from kafka_wire import WireClient, gateway_of
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.kafka import tails
+from gazette_platform.kafka.calls import offsets
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import JournalChange
 from gazette_platform.testing.waiting import patient, turns
@@ -40,8 +40,8 @@ async def client(broker):
 
 @pytest.fixture
 async def gateway(broker, monkeypatch):
-    monkeypatch.setattr(tails, "_TOTAL_BYTES", TOTAL)
-    monkeypatch.setattr(tails, "_AHEAD_BYTES", AHEAD)
+    monkeypatch.setattr(offsets, "_TOTAL_BYTES", TOTAL)
+    monkeypatch.setattr(offsets, "_AHEAD_BYTES", AHEAD)
     async with gateway_of(broker, record_bytes_max=RECORD) as gateway:
         yield gateway
 
@@ -89,7 +89,7 @@ async def test_long_lines_are_held_one_after_the_other_and_all_are_given(gateway
 
 async def test_lines_that_no_one_takes_make_room(gateway, client, monkeypatch):
     """Connections that ask once, and never again, keep no one waiting for long."""
-    monkeypatch.setattr(tails, "_UNUSED_S", 0.5)
+    monkeypatch.setattr(offsets, "_UNUSED_S", 0.5)
     specs = topic_specs("long", partitions=COUNT)
     await client.apply([JournalChange(spec) for spec in specs])
     for spec in specs:
@@ -108,9 +108,9 @@ async def test_lines_that_no_one_takes_make_room(gateway, client, monkeypatch):
 
 
 async def test_searches_hold_long_lines_one_after_the_other():
-    room = tails.Budget(10 << 20)
+    room = offsets.Budget(10 << 20)
     content = [b"a\nbb\n", b"c" * (3 << 20), b"d\ne"]
-    async with tails._Pieces(room, 10 << 20) as first, tails._Pieces(room, 10 << 20) as second:
+    async with offsets._Pieces(room, 10 << 20) as first, offsets._Pieces(room, 10 << 20) as second:
         assert [await first.add(each) for each in content[:2]] == [b"a\nbb\n", b""]
         assert room.free == 0
         task = TaskGroup("second").spawn(second.add(content[1]), name="add")

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gazette_platform.errors import DataError, ValidationError
-from gazette_platform.kafka import avro_json
-from gazette_platform.kafka.avro_json import AvroCodec, schema_id_of
-from gazette_platform.kafka.records import (
+from gazette_platform.kafka.records import avro_json
+from gazette_platform.kafka.records.avro_json import AvroCodec, schema_id_of
+from gazette_platform.kafka.records.lines import (
     Block,
     Refused,
     Stamp,

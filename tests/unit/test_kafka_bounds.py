@@ -16,10 +16,10 @@ pytest.importorskip("kio")
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import DataError
-from gazette_platform.kafka.batch_wire import PARTS_MAX, read_produce
-from gazette_platform.kafka.batches import read_batch
-from gazette_platform.kafka.bounds import Budget, Complaints
 from gazette_platform.kafka.failures import KafkaError, coordinator_code_of, fetch_code_of
+from gazette_platform.kafka.records.batches import read_batch
+from gazette_platform.kafka.wire.batches import PARTS_MAX, read_produce
+from gazette_platform.kafka.wire.bounds import Budget, Complaints
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.waiting import turns
 

@@ -17,7 +17,13 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from gazette_platform.errors import DataError
-from gazette_platform.kafka.batch_wire import (
+from gazette_platform.kafka.failures import KafkaError, Refused
+from gazette_platform.kafka.records.batches import read_batch
+from gazette_platform.kafka.records.bulk_lines import bulk_lines, large_lines
+from gazette_platform.kafka.records.lines import Stamp, encode_batch
+from gazette_platform.kafka.topics import Form
+from gazette_platform.kafka.wire import _module, answer_bytes, maker, message_class
+from gazette_platform.kafka.wire.batches import (
     FETCH_LEAST,
     FETCH_MOST,
     PRODUCE_LEAST,
@@ -28,12 +34,6 @@ from gazette_platform.kafka.batch_wire import (
     read_fetch,
     read_produce,
 )
-from gazette_platform.kafka.batches import read_batch
-from gazette_platform.kafka.bulk_lines import bulk_lines, large_lines
-from gazette_platform.kafka.failures import KafkaError, Refused
-from gazette_platform.kafka.records import Stamp, encode_batch
-from gazette_platform.kafka.topics import Form
-from gazette_platform.kafka.wire import _module, answer_bytes, maker, message_class
 from gazette_platform.message.uuid import Flags
 
 STAMP = Stamp(bytes.fromhex("010203040506"), 0x1EF0_1234_5678_9AB0, Flags.CONTINUE_TXN)

@@ -15,9 +15,14 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from hypothesis import example, given, settings, strategies as st
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.batches import LargeBuilder, finish_batch, new_builder, read_batch
 from gazette_platform.kafka.failures import KafkaError, Refused
-from gazette_platform.kafka.records import Block, Stamp, decode_lines, encode_batch, has_marks
+from gazette_platform.kafka.records.batches import (
+    LargeBuilder,
+    finish_batch,
+    new_builder,
+    read_batch,
+)
+from gazette_platform.kafka.records.lines import Block, Stamp, decode_lines, encode_batch, has_marks
 from gazette_platform.kafka.topics import Form
 from gazette_platform.message.uuid import Flags, build_uuid, parse_uuid, uuid_text
 

@@ -11,8 +11,7 @@ pytest.importorskip("kio")
 from hypothesis import given, settings, strategies as st
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.kafka.sequences import (
+from gazette_platform.kafka.calls.sequences import (
     FORGOTTEN,
     PRODUCERS_MAX,
     REGISTER,
@@ -21,6 +20,7 @@ from gazette_platform.kafka.sequences import (
     Sequence,
     Sequences,
 )
+from gazette_platform.kafka.failures import KafkaError
 from gazette_platform.protocol import LabelSet
 
 

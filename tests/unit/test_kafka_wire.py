@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import random
 import socket
 import struct
 import warnings
@@ -14,12 +15,9 @@ import uvloop
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.kafka.bounds import Budget, Complaints
+from gazette_platform.kafka.calls.produce import Produce
 from gazette_platform.kafka.config import KafkaConfig
-from gazette_platform.kafka.connection import Connection
 from gazette_platform.kafka.gateway import KafkaMetrics, Node, Nodes
-from gazette_platform.kafka.produce import Produce
-from gazette_platform.kafka.receiving import Shared
 from gazette_platform.kafka.server import Login
 from gazette_platform.kafka.wire import (
     API_VERSIONS,
@@ -28,6 +26,9 @@ from gazette_platform.kafka.wire import (
     read_call,
     versions_answer,
 )
+from gazette_platform.kafka.wire.bounds import Budget, Complaints
+from gazette_platform.kafka.wire.connection import Connection
+from gazette_platform.kafka.wire.receiving import Shared
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
@@ -177,6 +178,49 @@ async def test_half_requests_do_not_take_the_room_of_others():
         await gateway.sent(large[:-1], ends=True)
         assert await gateway.is_well()
         assert gateway.budget.free == LARGEST * 2
+
+
+LARGE = framed(head(METADATA, 1) + struct.pack(">i", -1) + bytes(700_000))
+
+
+async def test_requests_wait_for_room_and_go_on():
+    async with Gateway().serving() as gateway:
+        all_room = gateway.budget.take_now(LARGEST * 2)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(VERSIONS + LARGE + VERSIONS + LARGE)
+        for _ in range(20):
+            await turns()
+        assert gateway.handled == 0
+        gateway.budget.give(all_room)
+        async with asyncio.timeout(WAIT_S):
+            for _ in range(2):
+                size = struct.unpack(">i", await reader.readexactly(4))[0]
+                await reader.readexactly(size)
+            await eventually(lambda: gateway.handled == 2, timeout_s=WAIT_S)
+        await eventually(lambda: gateway.budget.free == LARGEST * 2, timeout_s=WAIT_S)
+        writer.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_requests_are_cut_wherever_they_arrive_in_pieces(seed):
+    rng = random.Random(seed)
+    content = (VERSIONS + LARGE + VERSIONS * 9) * 3
+    async with Gateway().serving() as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        at, answers = 0, 0
+        async with asyncio.timeout(WAIT_S):
+            while at < len(content):
+                size = rng.choice((1, 3, 7, 30, 5_000, 65_536, 300_000))
+                writer.write(content[at : at + size])
+                at += size
+                await writer.drain()
+                await turns()
+            while answers < 30:
+                size = struct.unpack(">i", await reader.readexactly(4))[0]
+                assert (await reader.readexactly(size))[:4] == struct.pack(">i", 7)
+                answers += 1
+        assert gateway.handled == 3
+        writer.close()
 
 
 async def test_client_that_takes_no_answers_has_one_made():

@@ -427,7 +427,7 @@ def topic_configs(
     gazctl kafka topics configs flights --set retention.ms=86400000 --reset compression.type
     """
     required("kio", extra="kafka", by="gazctl kafka topics configs")
-    from gazette_platform.kafka.topic_specs import (  # noqa: PLC0415  needs the extra
+    from gazette_platform.kafka.calls.topic_configs import (  # noqa: PLC0415  needs the extra
         altered_spec,
         configs_of,
     )

@@ -135,7 +135,7 @@ class GroupOffsets:
             call.peer.access.check_group()
             generation = call.get("generation_id_or_member_epoch", call.get("generation_id", -1))
             if generation < 0:
-                live = await self._groups.get(request.group_id)
+                live = await self._groups.get(request.group_id, call.peer.access.principal)
             else:
                 live = self._groups.of_member(request.group_id)
             accepted, errors = await _checked(
@@ -148,6 +148,7 @@ class GroupOffsets:
                 self._groups.now, request.member_id, instance, generation
             )
             if refused is ErrorCode.none:
+                self._groups.bounds.admit_offsets(live.claim, accepted)
                 await self._store(live, accepted)
         except GazetteError as err:
             refused = coordinator_code_of(err)
@@ -192,16 +193,18 @@ class GroupOffsets:
         )
         self._groups.check(request.group_id)
         generation, member_id = call.get("generation_id", -1), call.get("member_id", "")
-        group_revision: int | None = None
-        if generation >= 0 or member_id:
-            group = self._groups.of_member(request.group_id)
+        is_member = generation >= 0 or member_id
+        if is_member:
+            live = self._groups.of_member(request.group_id)
+        else:
+            live = await self._groups.get(request.group_id, call.peer.access.principal)
+        await self._groups.keep(live)  # a group is remembered by its record
+        if is_member:
             instance = call.get("group_instance_id")
-            error = group.group.commit_error(self._groups.now, member_id, instance, generation)
+            error = live.group.commit_error(self._groups.now, member_id, instance, generation)
             if error is not ErrorCode.none:
                 raise KafkaError(error)
-            group_revision = group.claim.revision
-        else:
-            await self._groups.get(request.group_id)  # a group is remembered by its record
+        group_revision = live.claim.revision
         stored = await store.load(request.transactional_id)
         if stored is None:
             raise KafkaError(ErrorCode.invalid_producer_id_mapping)
@@ -210,6 +213,7 @@ class GroupOffsets:
             self._gateway, call.peer.access, request.topics, now_ms=self._groups.now_ms
         )
         if accepted:
+            self._groups.bounds.admit_offsets(live.claim, accepted)
             try:
                 await store.add_pending(
                     request.group_id,
@@ -345,7 +349,7 @@ class GroupOffsets:
             self._groups.check(request.group_id)
             if await self._groups.store.record(request.group_id) is None:
                 raise KafkaError(ErrorCode.group_id_not_found)
-            live = await self._groups.get(request.group_id)
+            live = await self._groups.get(request.group_id, call.peer.access.principal)
             live.check()
             busy = _subscribed(live.group)
             changes: dict[str, dict[int, None]] = {}

@@ -1,8 +1,9 @@
 """Groups and their committed offsets in etcd, where each change is fenced.
 
 ``…#groups/<group>``
-    The record of a group: its generation, and the node that coordinates it. A coordinator claims a group by writing its record,
-    and every later write compares the record's revision: a former coordinator changes nothing.
+    The record of a group: its generation, the node that coordinates it, and who made it. A coordinator claims a group by writing its
+    record, and every later write compares the record's revision: a former coordinator changes nothing. A group that does not exist is
+    claimed without one: its first write makes the record, if no other node has.
 ``…#offsets/<group>/<topic>``
     Offsets that the group has committed, by partition. Transactions write them too, so these writes compare revisions as well.
 ``…#pending/<group>/<transactional id>``
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 from urllib.parse import quote, unquote
 
@@ -69,6 +71,8 @@ class GroupRecord:
     protocol_type: str = ""
     protocol: str = ""
     at_ms: int = 0
+    owner: str = ""
+    """`Access.principal` of who made it."""
 
     def encode(self) -> bytes:
         """As JSON."""
@@ -100,7 +104,7 @@ def decode_offsets(kv: KeyValue) -> Offsets:
 
 
 @dataclass(slots=True)
-class _Topic:
+class StoredTopic:
     """Offsets of a topic as they were last seen."""
 
     revision: int = 0
@@ -118,7 +122,7 @@ class Claim:
     group_id: str
     record: GroupRecord
     revision: int
-    topics: dict[str, _Topic] = field(default_factory=dict)
+    topics: dict[str, StoredTopic] = field(default_factory=dict)
     is_fenced: bool = False
 
 
@@ -203,31 +207,45 @@ class GroupStore:
             for number in numbers
         }
 
-    async def _topics(self, group_id: str) -> dict[str, _Topic]:
+    async def _topics(self, group_id: str) -> dict[str, StoredTopic]:
         prefix = self.offsets_key(group_id)
         found = await self._etcd.range(prefix)
         return {
-            unquote(kv.key.removeprefix(prefix)): _Topic(kv.mod_revision, decode_offsets(kv))
+            unquote(kv.key.removeprefix(prefix)): StoredTopic(kv.mod_revision, decode_offsets(kv))
             for kv in found.kvs
         }
 
     # ------------------------------------------------------------ claims
 
-    async def claim(self, group_id: str, node: int, *, now_ms: int) -> Claim:
+    async def sizes(self) -> Counter[str]:
+        """Bytes of the offsets of all groups. Raises: EtcdError."""
+        prefix, found, after = f"{self._root}offsets/", Counter[str](), ""
+        while True:
+            page = await self._etcd.page(prefix, after=after)
+            for kv in page.kvs:
+                group_id = unquote(kv.key.removeprefix(prefix).partition("/")[0])
+                found[group_id] += len(kv.key) + len(kv.value)
+            if len(page.kvs) == page.count:
+                return found
+            after = page.kvs[-1].key
+
+    async def claim(self, group_id: str, node: int, *, now_ms: int, owner: str = "") -> Claim:
         """Make a node the coordinator of a group, and load what it had committed.
+
+        Args:
+            owner: who makes it, if it does not exist.
 
         Raises: EtcdError. Cancellation: the group may be claimed.
         """
         key = self.group_key(group_id)
         for _ in range(_ATTEMPTS_MAX):
             kv = await self._etcd.get(key)
-            former = decode_record(kv) if kv is not None else GroupRecord()
-            record = GroupRecord(
-                former.generation, node, former.protocol_type, former.protocol, now_ms
-            )
-            revision = kv.mod_revision if kv is not None else 0
+            if kv is None:
+                record = GroupRecord(node=node, at_ms=now_ms, owner=owner)
+                return Claim(group_id, record, 0, await self._topics(group_id))
+            record = replace(decode_record(kv), node=node, at_ms=now_ms)
             put = Put(key, record.encode())
-            done = await self._etcd.txn((Compare.mod(key, revision),), (put,))
+            done = await self._etcd.txn((Compare.mod(key, kv.mod_revision),), (put,))
             if done.succeeded:
                 topics = await self._topics(group_id)
                 return Claim(group_id, record, done.header.revision, topics)
@@ -244,6 +262,16 @@ class GroupStore:
                 Delete(self.pending_key(group_id), prefix=True),
             ),
         )
+        return done.succeeded
+
+    async def forget(self, group_id: str, revision: int) -> bool:
+        """Remove the record of a group that has committed nothing, if it has this revision. Raises: EtcdError."""
+        key = self.group_key(group_id)
+        nothing = [
+            Compare.none_since(prefix, 0)
+            for prefix in (self.offsets_key(group_id), self.pending_key(group_id))
+        ]
+        done = await self._etcd.txn((Compare.mod(key, revision), *nothing), (Delete(key),))
         return done.succeeded
 
     # ------------------------------------------------------------ writes
@@ -283,7 +311,11 @@ class GroupStore:
         if topic is not None:
             key = self.offsets_key(claim.group_id, topic)
         write = self._writes.get(key)
+        if topic is not None and not claim.revision:
+            record = self._entry(claim, None)
+            record.record = record.record or claim.record
         if write is not None and write.claim is not claim:
+            write.claim.is_fenced = True
             _settle((write,), Fenced(f"group {claim.group_id} was claimed again; ask for it again"))
             write = None
         if write is None:
@@ -338,7 +370,7 @@ class GroupStore:
                 assert write.record is not None  # what has no topic is a record
                 puts.append(Put(key, write.record.encode()))
                 continue
-            topic = write.claim.topics.setdefault(write.topic, _Topic())
+            topic = write.claim.topics.setdefault(write.topic, StoredTopic())
             compares.append(Compare.mod(key, topic.revision))
             values[key] = _changed(topic.offsets, write.changes)
             encoded = encode_offsets(values[key])
@@ -370,7 +402,7 @@ class GroupStore:
                 assert write.record is not None  # as above
                 write.claim.record, write.claim.revision = write.record, revision
             elif values[key]:
-                write.claim.topics[write.topic] = _Topic(revision, values[key])
+                write.claim.topics[write.topic] = StoredTopic(revision, values[key])
             else:
                 write.claim.topics.pop(write.topic, None)
         _settle(batch.values(), None)
@@ -380,12 +412,14 @@ class GroupStore:
         for key, write in batch.items():
             claim = write.claim
             record = found.get(self.group_key(claim.group_id))
-            if record is None or record.mod_revision != claim.revision:
+            if (0 if record is None else record.mod_revision) != claim.revision:
                 claim.is_fenced = True
             elif write.topic is not None:
                 kv = found.get(key)
                 claim.topics[write.topic] = (
-                    _Topic() if kv is None else _Topic(kv.mod_revision, decode_offsets(kv))
+                    StoredTopic()
+                    if kv is None
+                    else StoredTopic(kv.mod_revision, decode_offsets(kv))
                 )
 
 

@@ -18,8 +18,9 @@ from uuid import uuid4
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.errors import EtcdError, Fenced, GazetteError
-from gazette_platform.kafka.coordinator.group_store import Claim, GroupRecord, GroupStore, newest_ms
+from gazette_platform.errors import Fenced, GazetteError
+from gazette_platform.kafka.coordinator.group_bounds import GroupBounds
+from gazette_platform.kafka.coordinator.group_store import Claim, GroupRecord, GroupStore
 from gazette_platform.kafka.coordinator.group_types import (
     ID_CHARS_MAX,
     GroupLimits,
@@ -44,13 +45,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _GROUPS_MAX: Final = 10_000
-_BYTES_MAX: Final = 256 << 20
-"""Of all groups that a node has in memory."""
 _TICK_S: Final = 0.1
 _IDLE_S: Final = 60.0
 _SWEEP_S: Final = 3600.0
-_KEPT_MS: Final = 7 * 24 * 3600 * 1000
-"""How long offsets of a group without members are kept, as Kafka keeps them."""
 
 
 @final
@@ -88,11 +85,12 @@ class LiveGroups:
         self._groups: dict[str, LiveGroup] = {}
         self._loading: dict[str, asyncio.Lock] = {}
         self._numbers = 0
-        self._bytes = 0  # of all groups, at the last tick
+        self.bounds = GroupBounds(gateway, store, self._groups, self.is_ours)
         self._nodes: frozenset[int] = frozenset()
         self._swept_at = -math.inf
         gauges = gateway.metrics.gauges
         gauges["groups"] = self._groups.__len__
+        gauges["group_bytes"] = lambda: self.bounds.kept.size
         gauges["group_members"] = lambda: sum(
             len(live.group.members) for live in self._groups.values()
         )
@@ -142,8 +140,11 @@ class LiveGroups:
         live.used_at = self.now
         return live
 
-    async def get(self, group_id: str) -> LiveGroup:
+    async def get(self, group_id: str, owner: str) -> LiveGroup:
         """A group, which this node claims if it is not in memory.
+
+        Args:
+            owner: who makes it, if it does not exist.
 
         Raises: KafkaError; EtcdError. Cancellation: safe.
         """
@@ -153,33 +154,36 @@ class LiveGroups:
             lock = self._loading.setdefault(group_id, asyncio.Lock())
             try:
                 async with lock:
-                    live = self._groups.get(group_id) or await self._load(group_id)
+                    live = self._groups.get(group_id) or await self._load(group_id, owner)
             finally:
                 if not lock.locked():
                     self._loading.pop(group_id, None)
         live.used_at = self.now
         return live
 
-    async def _load(self, group_id: str) -> LiveGroup:
+    async def _load(self, group_id: str, owner: str) -> LiveGroup:
         if len(self._groups) >= _GROUPS_MAX:
             self._drop_idle(0.0)
         if len(self._groups) >= _GROUPS_MAX:
             raise KafkaError(
                 ErrorCode.group_max_size_reached, f"this node coordinates {_GROUPS_MAX} groups"
             )
-        claim = await self.store.claim(group_id, self._gateway.nodes.own.id, now_ms=self.now_ms)
+        own = self._gateway.nodes.own.id
+        claim = await self.store.claim(group_id, own, now_ms=self.now_ms, owner=owner)
         self.check(group_id)
+        self.bounds.admit_group(claim)
         group = Group(group_id, self._limits, claim.record.generation)
         live = self._groups[group_id] = LiveGroup(group, claim)
         return live
 
-    def check_room(self) -> None:
-        """Raises: KafkaError: groups hold as much as they may in memory."""
-        if self._bytes > _BYTES_MAX:
-            raise KafkaError(
-                ErrorCode.group_max_size_reached,
-                f"groups of this node hold {self._bytes} bytes; ask again when members have left",
-            )
+    async def keep(self, live: LiveGroup) -> None:
+        """Have a record of a group in etcd. Raises: KafkaError: another node coordinates it; EtcdError."""
+        if not live.claim.revision:
+            try:
+                await self.store.save(live.claim, live.claim.record)
+            except Fenced as err:
+                self.end(live, ErrorCode.not_coordinator)
+                raise KafkaError(ErrorCode.not_coordinator) from err
 
     # ------------------------------------------------------------ moving on
 
@@ -203,6 +207,7 @@ class LiveGroups:
                 group.protocol_type or "",
                 group.protocol or "",
                 self.now_ms,
+                live.claim.record.owner,
             )
             try:
                 await self.store.save(live.claim, record)
@@ -238,15 +243,19 @@ class LiveGroups:
             nodes = frozenset(self._gateway.nodes.live)
             if nodes != self._nodes:
                 self._nodes = nodes
+                self._swept_at = -math.inf
                 self._end_moved()
-            self._bytes = sum(live.group.size for live in self._groups.values())
+            self.bounds.count()
             for live in [*self._groups.values()]:
-                if live.group.wakes_at <= now and not live.lock.locked():
+                # Answers are left if whoever moved the group on was cancelled before it sent them.
+                is_due = live.group.wakes_at <= now or live.group.answers
+                if is_due and not live.lock.locked():
                     self._gateway.tasks.spawn(self._tick(live), name="kafka group tick")
             self._drop_idle(_IDLE_S)
             if now - self._swept_at > _SWEEP_S:
                 self._swept_at = now
-                self._gateway.tasks.spawn(self._sweep(), name="kafka group sweep")
+                self._gateway.tasks.spawn(self.bounds.sweep(), name="kafka group sweep")
+            self.bounds.forget_unused()
 
     def _end_moved(self) -> None:
         for live in [*self._groups.values()]:
@@ -267,20 +276,7 @@ class LiveGroups:
             is_empty = live.group.state is GroupState.EMPTY and live.group.wakes_at == math.inf
             if is_empty and live.used_at <= limit and not live.lock.locked() and not live.waiting:
                 del self._groups[live.group.group_id]
-
-    async def _sweep(self) -> None:
-        """Remove groups without members that have committed nothing for a week."""
-        try:
-            for group_id, (record, revision) in (await self.store.all_groups()).items():
-                limit = self.now_ms - _KEPT_MS
-                if record.at_ms > limit or group_id in self._groups or not self.is_ours(group_id):
-                    continue
-                offsets = await self.store.offsets(group_id)
-                if newest_ms(record, [*offsets.values()]) <= limit:
-                    _log.info("group %s was not used for a week, and is removed", group_id)
-                    await self.store.delete(group_id, revision)
-        except EtcdError as err:
-            _log.warning("groups that are not used any more stay: %s", err)
+                self.bounds.dropped(live.claim)
 
 
 _CLIENT_ID_CHARS_MAX: Final = 200
@@ -337,11 +333,11 @@ class GroupCoordinator:
         )
         try:
             call.peer.access.check_group()
-            live = await self._groups.get(request.group_id)
+            live = await self._groups.get(request.group_id, call.peer.access.principal)
             async with live.lock:
                 live.check()
                 if request.member_id not in live.group.members:
-                    self._groups.check_room()
+                    self._groups.bounds.check_memory(live.claim.record.owner)
                 number, future = self._groups.wait(live)
                 live.group.join(self._groups.now, number, join)
                 await self._groups.settle(live)
@@ -495,7 +491,7 @@ class GroupCoordinator:
             self._groups.check(group_id)
             if await self._groups.store.record(group_id) is None:
                 raise KafkaError(ErrorCode.group_id_not_found)
-            live = await self._groups.get(group_id)
+            live = await self._groups.get(group_id, call.peer.access.principal)
             async with live.lock:
                 live.check()
                 if live.group.state is not GroupState.EMPTY:
@@ -503,6 +499,7 @@ class GroupCoordinator:
                 if not await self._groups.store.delete(group_id, live.claim.revision):
                     raise KafkaError(ErrorCode.not_coordinator)
                 self._groups.end(live, ErrorCode.coordinator_load_in_progress)
+                self._groups.bounds.kept.drop(group_id)
         except GazetteError as err:
             return coordinator_code_of(err)
         return ErrorCode.none

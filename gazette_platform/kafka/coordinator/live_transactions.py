@@ -28,6 +28,7 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import EtcdError, Fenced, GazetteError
 from gazette_platform.etcd import Compare, Delete, Put
+from gazette_platform.kafka.calls.produce import TransactionEnd
 from gazette_platform.kafka.coordinator.group_store import Committed, decode_offsets, encode_offsets
 from gazette_platform.kafka.coordinator.transactions import (
     Transaction,
@@ -38,15 +39,15 @@ from gazette_platform.kafka.coordinator.transactions import (
 )
 from gazette_platform.kafka.failures import KafkaError
 from gazette_platform.kafka.gateway import kafka_root
-from gazette_platform.kafka.produce import TransactionEnd
+from gazette_platform.kafka.wire.bounds import Kept
 from gazette_platform.ops.faults import backoff_s
 from gazette_platform.ops.tasks import side_by_side
 
 if TYPE_CHECKING:
     from gazette_platform.etcd import EtcdClient, KeyValue, Operation
+    from gazette_platform.kafka.calls.produce import Lanes
     from gazette_platform.kafka.coordinator.group_store import GroupStore, Offsets
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.produce import Lanes
 
 _log = logging.getLogger(__name__)
 
@@ -290,6 +291,10 @@ def _pending_offsets(kv: KeyValue) -> dict[str, Offsets]:
     }
 
 
+def _size_of(transaction: Transaction) -> int:
+    return sum(map(len, (*transaction.journals, *transaction.groups)))
+
+
 ID_CHARS_MAX: Final = 1000
 _LIVE_MAX: Final = 10_000
 _TICK_S: Final = 0.25
@@ -298,6 +303,11 @@ _LOOK_S: Final = 60.0
 _AT_A_TIME: Final = 16
 _KEPT_MS: Final = 7 * 24 * 3600 * 1000
 """How long a transactional id is remembered that is not used."""
+_FINISHED_MS: Final = 3600 * 1000
+"""How long at least, if its owner has many: Flink makes one for each checkpoint."""
+_STORED_BYTES_MAX: Final = 128 << 20
+"""Of all records of a cluster."""
+_MUCH, _ENOUGH = 0.75, 0.5
 
 
 @final
@@ -341,6 +351,8 @@ class LiveTransactions:
         self._nodes: frozenset[int] = frozenset()
         self._looked_at = -math.inf
         self._is_looking = False
+        self._kept = Kept("transactional ids", _STORED_BYTES_MAX)
+        gateway.metrics.gauges["transaction_bytes"] = lambda: self._kept.size
         gateway.metrics.gauges["open_transactions"] = lambda: sum(
             live.stored is not None
             and (
@@ -390,6 +402,10 @@ class LiveTransactions:
         live = self._live[transactional_id] = LiveTransaction(transactional_id, stored)
         return live
 
+    def check_new(self, owner: str) -> None:
+        """Raises: KafkaError: this owner has as many transactional ids as it may."""
+        self._kept.check(owner, nodes=len(self._gateway.nodes.live))
+
     async def save(self, live: LiveTransaction, transaction: Transaction) -> None:
         """Store a change. The caller holds the lock.
 
@@ -405,6 +421,7 @@ class LiveTransactions:
             self._forget(live)  # what etcd has by now is read when it is asked for next,
             self._looked_at = -math.inf  # and soon, as it may be a decision
             raise
+        self._kept.note(live.transactional_id, transaction.owner, _size_of(transaction))
 
     async def confirm(self, live: LiveTransaction) -> None:
         """Ask etcd whether a record is still as this node knows it, for an answer that writes nothing.
@@ -507,8 +524,12 @@ class LiveTransactions:
     async def _look(self) -> None:
         """Find transactions that other nodes have left, and ids that are not used any more."""
         try:
-            for transactional_id, stored in (await self.store.all()).items():
-                if not self.is_ours(transactional_id) or transactional_id in self._live:
+            found = {n: one for n, one in (await self.store.all()).items() if self.is_ours(n)}
+            self._kept.reset(
+                {n: (one.transaction.owner, _size_of(one.transaction)) for n, one in found.items()}
+            )
+            for transactional_id, stored in found.items():
+                if transactional_id in self._live:
                     continue
                 transaction = stored.transaction
                 if transaction.is_decided:
@@ -516,11 +537,29 @@ class LiveTransactions:
                 elif transaction.state is TxnState.ONGOING:
                     self._keep(transactional_id, stored)
                 elif transaction.began_ms < self.now_ms - _KEPT_MS:
-                    await self.store.delete(transactional_id, stored.revision)
+                    await self._delete(transactional_id, stored)
+            await self._thin(found)
         except GazetteError as err:
             _log.warning("transactions that other nodes left are looked for later: %s", err)
         finally:
             self._is_looking = False
+
+    async def _thin(self, found: dict[str, StoredTransaction]) -> None:
+        """Forget the oldest finished ids of owners that keep much of what they may."""
+        nodes, limit = len(self._gateway.nodes.live), self.now_ms - _FINISHED_MS
+        owners = {one.transaction.owner for one in found.values()}
+        full = {one for one in owners if self._kept.part_of(one, nodes=nodes) > _MUCH}
+        for name, stored in sorted(found.items(), key=lambda each: each[1].transaction.began_ms):
+            one = stored.transaction
+            if one.owner not in full or self._kept.part_of(one.owner, nodes=nodes) < _ENOUGH:
+                continue
+            is_open = one.is_decided or one.state is TxnState.ONGOING
+            if not is_open and one.began_ms <= limit and name not in self._live:
+                await self._delete(name, stored)
+
+    async def _delete(self, transactional_id: str, stored: StoredTransaction) -> None:
+        if await self.store.delete(transactional_id, stored.revision):
+            self._kept.drop(transactional_id)
 
     async def _expire(self, live: LiveTransaction) -> None:
         async with live.lock:

@@ -68,6 +68,8 @@ class Transaction:
     """When the last transaction, or the producer, began; unix milliseconds."""
     journals: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    owner: str = ""
+    """`Access.principal` of who made the id."""
 
     @property
     def is_decided(self) -> bool:
@@ -86,7 +88,12 @@ class Transaction:
 
 
 def begin_producer(
-    producer_id: int, timeout_ms: int, *, now_ms: int, former: Transaction | None = None
+    producer_id: int,
+    timeout_ms: int,
+    *,
+    now_ms: int,
+    former: Transaction | None = None,
+    owner: str = "",
 ) -> Transaction:
     """The record of a transactional id that was never seen, or whose epochs are used up."""
     return Transaction(
@@ -96,6 +103,7 @@ def begin_producer(
         number=0 if former is None else former.number,
         timeout_ms=timeout_ms,
         began_ms=now_ms,
+        owner=owner if former is None else former.owner,
     )
 
 

@@ -82,7 +82,7 @@ class TxnCoordinator:
                 await self._allow(call, request.transactional_id)
                 timeout_ms = round(request.transaction_timeout.total_seconds() * 1000)
                 producer_id, epoch = await self._init_transactional(
-                    request.transactional_id, claimed, timeout_ms
+                    request.transactional_id, claimed, timeout_ms, call.peer.access.principal
                 )
         except GazetteError as err:
             error = known_code(call, coordinator_code_of(err), since=4)
@@ -94,7 +94,7 @@ class TxnCoordinator:
         )
 
     async def _init_transactional(
-        self, transactional_id: str, claimed: tuple[int, int], timeout_ms: int
+        self, transactional_id: str, claimed: tuple[int, int], timeout_ms: int, owner: str
     ) -> tuple[int, int]:
         if not 0 < timeout_ms <= _TIMEOUT_MS_MAX:
             raise KafkaError(ErrorCode.invalid_transaction_timeout)
@@ -106,8 +106,9 @@ class TxnCoordinator:
                 if live.stored is None:
                     if claimed[0] >= 0:
                         raise KafkaError(ErrorCode.invalid_producer_id_mapping)
+                    self._transactions.check_new(owner)
                     following = begin_producer(
-                        await store.new_producer_id(), timeout_ms, now_ms=now_ms
+                        await store.new_producer_id(), timeout_ms, now_ms=now_ms, owner=owner
                     )
                 else:
                     former = live.transaction

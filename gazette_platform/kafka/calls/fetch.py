@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import DataError, GazetteError, JournalReplaced
-from gazette_platform.kafka.batch_wire import (
+from gazette_platform.kafka.calls.offsets import ReadAhead, Tail, line_bytes_max
+from gazette_platform.kafka.failures import KafkaError, fetch_code_of
+from gazette_platform.kafka.records.batches import LargeBuilder, finish_batch, new_builder
+from gazette_platform.kafka.records.lines import (
+    decode_lines,
+    foreign_uuid,
+    has_marks,
+    schema_ids_of,
+)
+from gazette_platform.kafka.topics import Form
+from gazette_platform.kafka.wire import Api
+from gazette_platform.kafka.wire.batches import (
     FETCH_LEAST,
     FETCH_MOST,
     Fetched,
     FetchedPart,
     read_fetch,
 )
-from gazette_platform.kafka.batches import LargeBuilder, finish_batch, new_builder
-from gazette_platform.kafka.failures import KafkaError, fetch_code_of
-from gazette_platform.kafka.records import (
-    decode_lines,
-    foreign_uuid,
-    has_marks,
-    schema_ids_of,
-)
-from gazette_platform.kafka.tails import ReadAhead, Tail, line_bytes_max
-from gazette_platform.kafka.topics import Form
-from gazette_platform.kafka.wire import Api
 from gazette_platform.message.uuid import Flags, parse_uuid
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol.auth import Capability
@@ -43,9 +43,9 @@ from gazette_platform.protocol.auth import Capability
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gazette_platform.kafka.avro_json import AvroCodec
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.records import Block
+    from gazette_platform.kafka.records.avro_json import AvroCodec
+    from gazette_platform.kafka.records.lines import Block
     from gazette_platform.kafka.wire import Call, Peer
 
 _KEY: Final = 1
@@ -415,7 +415,7 @@ class Marks:
                 del self._acks[producer]
 
     def of(self, producer: bytes, clock: int, offset: int) -> bool | None:
-        """As of `records.Verdicts`."""
+        """As of `lines.Verdicts`."""
         for at, acknowledged in self._acks.get(producer, ()):
             if at > offset:
                 return acknowledged >= clock

@@ -3,6 +3,8 @@
 `kio` has a class for each version of each message, generated from Kafka's own schemas. Handlers work with any version: they
 read fields of the request that the least version has, or ask with `Call.get`, and build answers with `Call.new`, which leaves
 out the fields that the version does not have.
+
+`receiving` and `connection` are a client's connection, whose memory `bounds` limits; `batches` has Produce and Fetch by hand.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from gazette_platform.errors import DataError
-from gazette_platform.kafka.batch_wire import PARTS_MAX, Appended, Fetched
-from gazette_platform.kafka.bounds import parts_of
+from gazette_platform.kafka.wire.batches import PARTS_MAX, Appended, Fetched
+from gazette_platform.kafka.wire.bounds import parts_of
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -28,7 +30,12 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from gazette_platform.kafka.access import Access
-    from gazette_platform.kafka.batch_wire import Pieces
+    from gazette_platform.kafka.wire.batches import Pieces
+
+__all__ = [
+    "API_VERSIONS", "SIZE_BYTES", "Api", "Call", "Handler", "Head", "Later", "Malformed", "Part", "Peer", "answer_bytes", "encoded",
+    "maker", "message_class", "read_call", "read_head", "unsupported_answer", "versions_answer",
+]  # fmt: skip
 
 API_VERSIONS: Final = 18
 SIZE_BYTES: Final = 4

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
 
 from kio.schema.errors import ErrorCode
 
-from gazette_platform.kafka.batch_wire import PARTS_MAX
 from gazette_platform.kafka.failures import KafkaError
+from gazette_platform.kafka.wire.batches import PARTS_MAX
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -198,6 +198,86 @@ class Room:
                 self._shares = {n: each for n, each in self._shares.items() if each.is_used}
             share = self._shares[name] = Share(name, limit)
         return share
+
+
+_NAME_BYTES: Final = 4 << 10
+"""What a name counts at least: it is listed, and has a record."""
+_OF_OWNER: Final = 4
+
+
+@final
+class Kept:
+    """What names keep in etcd. All together, and those of one owner, have a limit, so that no one fills etcd with names.
+
+    Attributes:
+        size: bytes of all.
+
+    Args:
+        kind: of the names, for errors.
+        limit: bytes of all; an owner has a quarter.
+    """
+
+    def __init__(self, kind: str, limit: int) -> None:
+        self._kind = kind
+        self._limit = limit
+        self._names: dict[str, tuple[str, int]] = {}
+        self._owners: Counter[str] = Counter()
+        self.size = 0
+
+    def note(self, name: str, owner: str, size: int) -> None:
+        """Note that a name is kept.
+
+        Args:
+            size: bytes, without what each name counts.
+        """
+        self.drop(name)
+        self._names[name] = owner, size + _NAME_BYTES
+        self._owners[owner] += size + _NAME_BYTES
+        self.size += size + _NAME_BYTES
+
+    def drop(self, name: str) -> None:
+        """Note that a name is not kept any more."""
+        owner, size = self._names.pop(name, ("", 0))
+        self.size -= size
+        self._owners[owner] -= size
+        if not self._owners[owner]:
+            del self._owners[owner]
+
+    def add(self, name: str, owner: str, size: int, *, nodes: int) -> None:
+        """Count more bytes of a name. Raises: KafkaError: there are too many."""
+        _, known = self._names.get(name, ("", _NAME_BYTES))
+        self.check(owner, size, nodes=nodes)
+        self.note(name, owner, known + size - _NAME_BYTES)
+
+    def reset(self, names: Mapping[str, tuple[str, int]]) -> None:
+        """Note these, with owner and bytes, and forget all others."""
+        self._names, self._owners, self.size = {}, Counter(), 0
+        for name, (owner, size) in names.items():
+            self.note(name, owner, size)
+
+    def part_of(self, owner: str, *, nodes: int) -> float:
+        """How much of what it may keep an owner keeps; 1: all."""
+        return self._owners[owner] / (self._limit / nodes / _OF_OWNER)
+
+    def check(self, owner: str, size: int = _NAME_BYTES, *, nodes: int) -> None:
+        """Ask for room for a name, or for more bytes of one.
+
+        Args:
+            nodes: that share the limit.
+
+        Raises: KafkaError: there is none.
+        """
+        limit = self._limit // nodes
+        for held, most, whose in (
+            (self._owners[owner], limit // _OF_OWNER, "of one owner"),
+            (self.size, limit, "of all clients"),
+        ):
+            if held + size > most:
+                raise KafkaError(
+                    ErrorCode.policy_violation,
+                    f"{self._kind} {whose} keep {held} bytes in etcd, and may keep {most} at this node "
+                    "(delete some, or wait until they are forgotten)",
+                )
 
 
 @final

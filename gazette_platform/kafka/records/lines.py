@@ -23,8 +23,8 @@ import msgspec
 import orjson
 
 from gazette_platform.errors import DataError
-from gazette_platform.kafka.avro_json import AvroCodec, schema_id_of
 from gazette_platform.kafka.failures import BadRecord, Refused
+from gazette_platform.kafka.records.avro_json import AvroCodec, schema_id_of
 from gazette_platform.kafka.topics import Form
 from gazette_platform.message.uuid import Flags, parse_uuid, unix_ns_of
 
@@ -103,8 +103,8 @@ class Stamp(NamedTuple):
 
 def stamp_texts(stamp: Stamp, count: int) -> list[bytes]:
     """What the lines of a batch begin with, up to the end of their UUIDs; up to 15 more than `count`."""
-    producer = stamp.producer.hex()
-    tails = [f"{0x8000 | low << 10 | stamp.flags:04x}-{producer}".encode() for low in range(16)]
+    flags, producer = 0x8000 | int(stamp.flags), stamp.producer.hex().encode()
+    tails = [b"%04x-%s" % (flags | low << 10, producer) for low in range(min(16, count))]
     tick = stamp.clock >> 4
     heads = [
         b"%s%08x-%04x-1%03x-"

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gazette_platform.kafka.access import Quota
-    from gazette_platform.kafka.bounds import Budget, Complaints
     from gazette_platform.kafka.config import KafkaConfig
     from gazette_platform.kafka.gateway import KafkaMetrics
     from gazette_platform.kafka.wire import Api
+    from gazette_platform.kafka.wire.bounds import Budget, Complaints
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.serving.auth import Authenticator

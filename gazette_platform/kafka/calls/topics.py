@@ -15,9 +15,7 @@ from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import EtcdTransactionFailed, GazetteError
 from gazette_platform.kafka.access import SEEN_BY
-from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.gateway import FRESH_S
-from gazette_platform.kafka.topic_specs import (
+from gazette_platform.kafka.calls.topic_configs import (
     ALTERABLE,
     altered_spec,
     changes_of,
@@ -25,6 +23,8 @@ from gazette_platform.kafka.topic_specs import (
     configs_of,
     template_of,
 )
+from gazette_platform.kafka.failures import KafkaError, code_of
+from gazette_platform.kafka.gateway import FRESH_S
 from gazette_platform.kafka.topics import PARTITION, is_topic_name
 from gazette_platform.kafka.wire import Api
 from gazette_platform.protocol import JournalChange

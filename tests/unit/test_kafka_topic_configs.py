@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gazette_platform.kafka.calls.topic_configs import (
+    altered_spec,
+    changes_of,
+    configs_of,
+    template_of,
+)
 from gazette_platform.kafka.config import KafkaConfig
 from gazette_platform.kafka.failures import KafkaError
-from gazette_platform.kafka.topic_specs import altered_spec, changes_of, configs_of, template_of
 
 if TYPE_CHECKING:
     from gazette_platform.protocol import JournalSpec

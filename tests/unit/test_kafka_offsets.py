@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("kio")
 
+from gazette_platform.kafka.calls.offsets import ReadAhead, Tail
 from gazette_platform.kafka.config import KafkaConfig
-from gazette_platform.kafka.tails import ReadAhead, Tail
 from gazette_platform.testing.waiting import eventually
 
 

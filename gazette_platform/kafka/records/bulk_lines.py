@@ -1,6 +1,6 @@
 r"""Batches of JSON records as lines: all of a batch at once if they are small, and without copies if they are large. Pure.
 
-What `records.encode_batch` writes of a batch, but no object for each record: a pattern takes the batch apart, and bytes are joined.
+What `lines.encode_batch` writes of a batch, but no object for each record: a pattern takes the batch apart, and bytes are joined.
 It works for most batches there are: values that begin with ``{"``, no headers, and either no keys, or keys of plain letters.
 For any other the answer is None, and `encode_batch` has the last word on it.
 
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gazette_platform.kafka.records import Lines, Probe, is_utf8, stamp_texts
+from gazette_platform.kafka.records.lines import Lines, Probe, is_utf8, stamp_texts
 from gazette_platform.kafka.topics import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gazette_platform.kafka.records import Stamp
+    from gazette_platform.kafka.records.lines import Stamp
 
 _HEAD_BYTES: Final = 61
 _ATTRIBUTES: Final = struct.Struct(">h")

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.errors import GazetteError, OffsetJump, StatusError
-from gazette_platform.kafka.bounds import Budget
+from gazette_platform.kafka.calls.sequences import Sequences
 from gazette_platform.kafka.failures import KafkaError, code_of
-from gazette_platform.kafka.records import Block, decode_lines
-from gazette_platform.kafka.sequences import Sequences
+from gazette_platform.kafka.records.lines import Block, decode_lines
 from gazette_platform.kafka.wire import Api
+from gazette_platform.kafka.wire.bounds import Budget
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:

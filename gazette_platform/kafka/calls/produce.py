@@ -24,13 +24,7 @@ from gazette_platform.errors import (
     RegisterMismatch,
     WrongAppendOffset,
 )
-from gazette_platform.kafka.batch_wire import PRODUCE_LEAST, PRODUCE_MOST, Appended, read_produce
-from gazette_platform.kafka.batches import read_batch
-from gazette_platform.kafka.bounds import Room
-from gazette_platform.kafka.bulk_lines import bulk_lines, large_lines
-from gazette_platform.kafka.failures import KafkaError, Refused, code_of
-from gazette_platform.kafka.records import Lines, Stamp, encode_batch
-from gazette_platform.kafka.sequences import (
+from gazette_platform.kafka.calls.sequences import (
     Claim,
     Duplicate,
     Sequence,
@@ -38,9 +32,15 @@ from gazette_platform.kafka.sequences import (
     out_of_order,
     txn_producer,
 )
-from gazette_platform.kafka.topic_specs import MAX_BYTES
+from gazette_platform.kafka.calls.topic_configs import MAX_BYTES
+from gazette_platform.kafka.failures import KafkaError, Refused, code_of
+from gazette_platform.kafka.records.batches import read_batch
+from gazette_platform.kafka.records.bulk_lines import bulk_lines, large_lines
+from gazette_platform.kafka.records.lines import Lines, Stamp, encode_batch
 from gazette_platform.kafka.topics import Form
 from gazette_platform.kafka.wire import Api, Later
+from gazette_platform.kafka.wire.batches import PRODUCE_LEAST, PRODUCE_MOST, Appended, read_produce
+from gazette_platform.kafka.wire.bounds import Room
 from gazette_platform.message.uuid import Flags, clock_of, new_producer_id, uuid_text
 from gazette_platform.protocol.auth import Capability
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from gazette_platform.client.results import AppendResult
-    from gazette_platform.kafka.batches import Batch
+    from gazette_platform.kafka.calls.sequences import Edit
     from gazette_platform.kafka.gateway import Gateway
-    from gazette_platform.kafka.sequences import Edit
+    from gazette_platform.kafka.records.batches import Batch
     from gazette_platform.kafka.topics import Partition
     from gazette_platform.kafka.wire import Call
 

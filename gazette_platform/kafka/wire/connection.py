@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 from typing_extensions import override
 
 from gazette_platform.errors import GazetteError
-from gazette_platform.kafka.receiving import Receiver
 from gazette_platform.kafka.wire import (
     API_VERSIONS,
     DECIDED,
@@ -34,12 +33,13 @@ from gazette_platform.kafka.wire import (
     read_head,
     unsupported_answer,
 )
+from gazette_platform.kafka.wire.receiving import Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gazette_platform.kafka.receiving import Shared
     from gazette_platform.kafka.wire import Api
+    from gazette_platform.kafka.wire.receiving import Shared
 
 _log = logging.getLogger(__name__)
 
