@@ -51,7 +51,7 @@ from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults, insist
 from gazette_platform.ops.network import HostGuard
-from gazette_platform.ops.process import give_back_when_idle, give_way
+from gazette_platform.ops.process import give_back_when_idle
 from gazette_platform.ops.tasks import TaskGroup, run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.serving.auth import Authenticator
@@ -72,7 +72,6 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.protocol import Fragment, JournalSpec
 
-    Begin = Callable[[], object]
     Pages = Callable[[BrokerService, BrokerConfig, TaskGroup, UrlDispatcher], None]
 
 _log = logging.getLogger(__name__)
@@ -81,6 +80,7 @@ _log = logging.getLogger(__name__)
 # a broker should use. Each kind of work has its own: appends never queue behind readers, nor behind compression.
 _APPEND_THREADS = 2
 _READ_THREADS = 3
+# Not of a lower priority: the event loop would wait for the GIL until such a thread gets a core.
 # One for every two cores keeps up with several times what a broker takes in, and leaves the rest to appends.
 _COMPRESS_THREADS = min(2, max(1, (os.cpu_count() or 1) // 2))
 
@@ -284,7 +284,7 @@ class Broker:
         rng: random.Random,
     ) -> BrokerContext:
         config, metrics, faults = self.config, self.metrics, self.faults
-        compressors = self._threads(_COMPRESS_THREADS, "compress", give_way)
+        compressors = self._threads(_COMPRESS_THREADS, "compress")
         stores = StoreRegistry(
             lambda url: MeasuredStore(
                 open_store(url, file_root=config.file_root, file_only=config.file_only),
@@ -353,8 +353,8 @@ class Broker:
             peers=peers,
         )
 
-    def _threads(self, count: int, name: str, begin: Begin | None = None) -> ThreadPoolExecutor:
-        made = ThreadPoolExecutor(count, f"gazette-{name}", begin)
+    def _threads(self, count: int, name: str) -> ThreadPoolExecutor:
+        made = ThreadPoolExecutor(count, thread_name_prefix=f"gazette-{name}")
         self._stack.callback(made.shutdown, wait=False)
         return made
 

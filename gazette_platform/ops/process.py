@@ -8,7 +8,6 @@ leaked. `give_back_when_idle` returns the memory once the broker has little to d
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import gc
 import os
@@ -135,9 +134,6 @@ _IDLE_CORES_MAX = 0.25
 _GROWTH_BYTES_MIN = 4 << 20
 _VAIN_PAUSES_MAX = 24
 
-# A third of the time where others want the core as well: enough for background work not to fall behind for good.
-_NICE = 5
-
 
 def tune_malloc() -> None:
     """Call once, before any thread is started."""
@@ -165,13 +161,6 @@ def settle_memory() -> None:
 def resident_bytes() -> int:
     """What this process has of the machine's memory."""
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def give_way() -> None:
-    """Let other threads go first from now on. A thread calls it for itself, where the system can do that."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a sandbox may forbid it
-            os.nice(_NICE)
 
 
 async def give_back_when_idle(

@@ -1,16 +1,9 @@
-"""Settings of servers for memory, and for threads."""
+"""Memory settings of servers."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
-import pytest
-
-from gazette_platform.ops.process import give_way
 
 _FREED_BUFFERS_STAY = """
 import os, resource
@@ -192,14 +185,3 @@ def test_a_process_that_grows_is_looked_through_ever_more_rarely():
         [sys.executable, "-c", _GROWING], check=True, capture_output=True, text=True
     )
     assert 1 < int(run.stdout) < 20  # 40, were it done at each look
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has one priority")
-def test_a_thread_gives_way_and_others_do_not():
-    def nice():
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    ours = nice()
-    with ThreadPoolExecutor(1, initializer=give_way) as threads:
-        assert threads.submit(nice).result() == min(19, ours + 5)
-    assert nice() == ours
