@@ -9,6 +9,7 @@ import random
 import socket
 import struct
 import warnings
+from functools import partial
 
 import pytest
 import uvloop
@@ -81,6 +82,7 @@ class Gateway:
         self.budget = Budget(LARGEST * 2)
         self.handled = 0
         self.topics = 0
+        self.idle_s = 600.0
         self._auth = Authenticator(keys, SystemClock())
         self._apis = {
             API_VERSIONS: Api(API_VERSIONS, "api_versions", 0, 4, self._versions),
@@ -103,7 +105,9 @@ class Gateway:
     def _shared(self):
         return Shared(
             apis=self._apis,
-            config=KafkaConfig(request_bytes_max=LARGEST, buffer_bytes_max=LARGEST * 2),
+            config=KafkaConfig(
+                request_bytes_max=LARGEST, buffer_bytes_max=LARGEST * 2, idle_s=self.idle_s
+            ),
             budget=self.budget,
             faults=Faults(),
             metrics=KafkaMetrics(),
@@ -117,7 +121,7 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def serving(self):
         self._tasks = TaskGroup("gateway")
-        shared = self._shared()
+        self.shared = shared = self._shared()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Connection(shared), "127.0.0.1", 0)
         async with server:
@@ -233,6 +237,67 @@ async def test_client_that_takes_no_answers_has_one_made():
         await turns()
         assert gateway.handled == 1
         writer.close()
+
+
+async def test_answer_that_is_never_taken_is_given_up(monkeypatch):
+    """Else it is kept, and the socket, for as long as the client is there."""
+    monkeypatch.setattr("gazette_platform.kafka.wire.connection._LAST_S", 0.1)
+    gateway = Gateway()
+    gateway.idle_s = 0.2
+    async with gateway.serving():
+        gateway.topics = 20_000
+        _reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1)
+        writer.write(framed(head(METADATA, 1) + struct.pack(">i", -1)))
+        await eventually(lambda: gateway.shared.open, timeout_s=WAIT_S)
+        (connection,) = gateway.shared.open
+        size_of = connection.transport.get_write_buffer_size
+        assert await eventually(size_of, timeout_s=WAIT_S)
+        assert await eventually(lambda: not gateway.shared.open, timeout_s=WAIT_S)
+        assert await eventually(lambda: not size_of(), timeout_s=WAIT_S)
+        writer.close()
+
+
+async def test_place_of_a_request_grows_with_what_comes():
+    """Thousands of connections that announce a large request, and send none of it, take no gigabytes."""
+    async with Gateway().serving() as gateway:
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        came = -4
+        for content in (struct.pack(">i", LARGEST), bytes(5_000), bytes(70_000)):
+            writer.write(content)
+            came += len(content)
+            size = await eventually(partial(place_of, gateway, came), timeout_s=WAIT_S)
+            assert size <= max(4096, 4 * came)
+        writer.close()
+
+
+def place_of(gateway, came):
+    """How large the place of the only request is, once so much of it came."""
+    for connection in gateway.shared.open:
+        if connection._frame is not None and connection._filled == came:
+            return len(connection._frame)
+    return 0
+
+
+async def test_batches_of_a_request_are_looked_at_once():
+    """It may have many thousand, and asks after each."""
+
+    class Counted(asyncio.Future):
+        looks = 0
+
+        def done(self):
+            Counted.looks += 1
+            return super().done()
+
+    waits = [Counted() for _ in range(1000)]
+    later = Later(waits, lambda: None)
+    later.listen(lambda _: later.is_ready(0.0))
+    for each in waits[:-1]:
+        each.set_result(0)
+    await turns()
+    assert not later.is_ready(0.0)
+    assert Counted.looks < 10_000
+    waits[-1].set_result(0)
+    assert later.is_ready(0.0)
 
 
 async def test_unknown_version_of_api_versions_is_answered():
