@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from kafka_servers import topic_specs
@@ -13,6 +14,7 @@ from kafka_wire import WireClient, batch_of, gateway_of
 from kio.schema.errors import ErrorCode
 
 from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.kafka.wire import bounds
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import JournalChange, LabelSet
 from gazette_platform.testing.waiting import eventually, turns
@@ -46,8 +48,9 @@ async def made(wire, *names):
     await wire.call("metadata", 4, topics=topics, allow_auto_topic_creation=True)
 
 
-async def test_batches_that_grow_a_hundred_times_wait_for_room(gateway, wire):
+async def test_batches_that_grow_a_hundred_times_wait_for_room(gateway, wire, monkeypatch):
     """160 MB in a request of 400 kB; of them no more than has room is in memory."""
+    monkeypatch.setattr(bounds, "_STUCK_S", 60.0)  # this journal is slow, and not stuck
     await made(wire, "bomb")
     (produce,) = [part for part in gateway.parts if type(part).__name__ == "Produce"]
     lanes = produce._lanes
@@ -57,7 +60,7 @@ async def test_batches_that_grow_a_hundred_times_wait_for_room(gateway, wire):
     held = []
 
     async def work():
-        await wire.send("produce", 9, request)
+        await wire.send("produce", 9, replace(request, timeout=timedelta(seconds=60)))
         _, found = await wire.answer("produce", 9)
         parts = found.responses[0].partition_responses
         assert {part.error_code for part in parts} == {ErrorCode.none}
