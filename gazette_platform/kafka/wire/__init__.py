@@ -124,7 +124,7 @@ class Later:
             return True
         # A request may have many thousand batches, and is asked after each: what is done is looked at once.
         while self._waits and self._waits[-1].done():
-            self._waits.pop()
+            del self._waits[-1]
         return not self._waits
 
 
