@@ -240,7 +240,7 @@ async def test_client_that_takes_no_answers_has_one_made():
 
 
 async def test_answer_that_is_never_taken_is_given_up(monkeypatch):
-    """Else it is kept, and the socket, for as long as the client is there."""
+    """Else it is kept, and the socket, for as long as the client stays."""
     monkeypatch.setattr("gazette_platform.kafka.wire.connection._LAST_S", 0.1)
     gateway = Gateway()
     gateway.idle_s = 0.2
