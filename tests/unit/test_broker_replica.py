@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gazette_platform.broker.api.admin import AdminApi
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Pending, content_sum
 from gazette_platform.broker.config import FsyncMode
@@ -42,6 +43,7 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
+from gazette_platform.protocol.pb import admin_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.waiting import eventually, turns
 
@@ -297,6 +299,59 @@ async def test_a_replica_that_closed_has_no_sums(bench):
     listed = bench.replica.index.lookup(0).fragment
     await bench.replica.close()
     assert await bench.replica.summed(listed) is None
+
+
+async def held_fragment(bench):
+    """Close a fragment of a replica that no claim names yet."""
+    spool = bench.replica.spool
+    draft = spool.draft(with_digest=True)
+    await draft.write([b"content"], 7)
+    spool.commit(draft, spool.registers)
+    spool.roll(7, is_urgent=True)
+    return spool
+
+
+@pytest.mark.parametrize("is_claimed_before", [True, False])
+async def test_who_asks_for_all_that_is_held_learns_when_it_is_stored(bench, is_claimed_before):
+    """The journal was claimed while others of its fragments were stored: what was held until then was being closed,
+    and who had asked took it for stored."""
+    spool, stored = await held_fragment(bench), []
+    assert spool.is_held
+    if is_claimed_before:
+        spool.release()
+
+    async def settle(_, *, is_given_up):
+        spool.release()
+
+    async def flush(_):
+        stored.extend(bench.persisted)
+
+    async def closed(_):
+        pass
+
+    bench.context.leftovers.settle, bench.context.persister.flush = settle, flush
+    bench.context.leftovers.has_content = lambda _: False
+    bench.context.config.etcd_prefix, bench.resolver.closed = "/p", closed
+    api = AdminApi(bench.context, bench.resolver)
+    request = pb.FlushRequest(journal=JOURNAL)
+    if is_claimed_before:
+        assert await api._flush_former(JOURNAL, request) == 0
+    else:
+        with pytest.raises(RpcFailed, match="not stored yet"):
+            await api._flush_former(JOURNAL, request)
+        await eventually(lambda: bench.persisted)
+        assert await api._flush_former(JOURNAL, request) == 0
+    assert [one.fragment.end for one in stored] == [7]
+    del bench.resolver.replicas[JOURNAL]  # others have it now
+
+
+async def test_what_has_no_content_is_not_held(bench):
+    """Each append that is refused may close such a fragment, for as long as the journal cannot be claimed."""
+    spool = bench.replica.spool
+    spool.serve_as_primary()
+    for to in (5, 5, 9):
+        spool.roll(to)
+    assert (spool.is_held, spool._closing.digesters) == (False, ())
 
 
 # ----------------------------------------------------------------------------------- whose journal

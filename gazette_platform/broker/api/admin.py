@@ -112,13 +112,16 @@ class AdminApi:
         if request.asks_end:
             return leftovers.end_of(journal)
         replica = self._resolver.replicas.get(journal)
+        is_open = False
         if replica is not None:
             if request.gives_up:  # the claim of who asks comes after that
                 replica.spool.release()
+            # What is released from here on may still be closing when all else is stored.
+            is_open = _is_open(replica)
             await replica.spool.completed()
         await leftovers.settle(journal, is_given_up=request.gives_up)
         await self._context.persister.flush(journal)
-        self._check_all_is_stored(journal, replica)
+        self._check_all_is_stored(journal, is_open=is_open or _is_open(replica))
         return 0
 
     async def _flush(self, replica: Replica) -> tuple[Status, int]:
@@ -137,16 +140,15 @@ class AdminApi:
         await self._resolver.closed(replica.name)  # a former replica of ours may still be closing
         await self._context.leftovers.settle(replica.name)
         await self._context.persister.flush(replica.name)
-        self._check_all_is_stored(replica.name, replica)
+        self._check_all_is_stored(replica.name, is_open=_is_open(replica))
         await self._flush_others(replica, end)
         replica.refresh()  # what others have stored may cover the copies that we hold
         if not await replica.index.wait_persisted(end):
             raise _moved(replica.name)
         return Status.OK, end
 
-    def _check_all_is_stored(self, journal: str, replica: Replica | None) -> None:
+    def _check_all_is_stored(self, journal: str, *, is_open: bool) -> None:
         """Raises: RpcFailed: UNAVAILABLE: what a former process left of the journal is not stored yet."""
-        is_open = replica is not None and (replica.spool.is_unconfirmed or replica.spool.is_held)
         if is_open or self._context.leftovers.has_content(journal):
             raise NotNow(f"{journal}: what a former process left of its spool is not stored yet")
 
@@ -401,6 +403,11 @@ def _unknown(name: str) -> RpcFailed:
     return RpcFailed(
         Code.NOT_FOUND, f"there is no savepoint {name} (`gazctl savepoints list` shows them)"
     )
+
+
+def _is_open(replica: Replica | None) -> bool:
+    """Whether closed fragments wait until it is known that they are the journal's, or that others have them."""
+    return replica is not None and (replica.spool.is_unconfirmed or replica.spool.is_held)
 
 
 def _moved(journal: str) -> RpcFailed:

@@ -723,10 +723,12 @@ class JournalSpool:
                 if is_elsewhere or registers != self.registers or self._staged:
                     raise
                 _log.error("%s", err)  # what was recorded before says the same of the journal
+        has_content = self.end > old.spool.begin
         self.end, self.registers = to, registers
         self.digester = fresh
         self._closing.add(old, is_urgent=is_urgent)
-        if tenure is not None and (is_urgent or (self._is_primary and not self.is_shared)):
+        is_early = is_urgent or (self._is_primary and not self.is_shared)
+        if tenure is not None and is_early and has_content:
             self._hold([old])
         self._finish_settled()
         self._journal.on_roll(is_elsewhere=is_elsewhere)
