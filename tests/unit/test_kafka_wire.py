@@ -42,9 +42,9 @@ LARGEST = 1 << 24
 METADATA = 3
 
 
-def head(key, version):
+def head(key, version, number=7):
     """A header without a name of the client."""
-    return struct.pack(">hhih", key, version, 7, -1)
+    return struct.pack(">hhih", key, version, number, -1)
 
 
 def framed(content):
@@ -83,6 +83,7 @@ class Gateway:
         self.handled = 0
         self.topics = 0
         self.idle_s = 600.0
+        self.gates = None  # of answers that wait
         self._auth = Authenticator(keys, SystemClock())
         self._apis = {
             API_VERSIONS: Api(API_VERSIONS, "api_versions", 0, 4, self._versions),
@@ -95,6 +96,10 @@ class Gateway:
 
     async def _metadata(self, call):
         self.handled += 1
+        if self.gates is not None:
+            self.gates.append(asyncio.get_running_loop().create_future())
+            made = call.new("MetadataResponse", brokers=(), controller_id=1, topics=())
+            return Later(self.gates[-1:], lambda: made)
         if not self.topics:
             return None
         fields = {"error_code": ErrorCode.none, "is_internal": False, "partitions": ()}
@@ -276,6 +281,48 @@ def place_of(gateway, came):
         if connection._frame is not None and connection._filled == came:
             return len(connection._frame)
     return 0
+
+
+async def test_answers_that_wait_keep_their_order_and_are_not_many():
+    everything = struct.pack(">i", -1)
+    async with Gateway().serving() as gateway:
+        gateway.gates = gates = []
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        for number in range(100):
+            writer.write(framed(head(METADATA, 1, number) + everything))
+        await eventually(lambda: len(gates) >= 64, timeout_s=WAIT_S)
+        for _ in range(20):
+            await turns()
+        assert len(gates) == 64
+        answered = []
+        async with asyncio.timeout(WAIT_S):
+            while len(answered) < 100:
+                for gate in reversed(gates):
+                    if not gate.done():
+                        gate.set_result(None)
+                size = struct.unpack(">i", await reader.readexactly(4))[0]
+                answered.append(struct.unpack(">i", (await reader.readexactly(size))[:4])[0])
+        assert answered == [*range(100)]
+        writer.close()
+
+
+@pytest.mark.parametrize("limit", ["_LOGIN_S", "_PIECE_S"])
+async def test_client_that_comes_to_nothing_is_left(monkeypatch, limit):
+    """It does not log in, or sends a request a few bytes at a time."""
+    monkeypatch.setattr(f"gazette_platform.kafka.wire.receiving.{limit}", 0.2)
+    is_login = limit == "_LOGIN_S"
+    async with Gateway(KEY if is_login else "").serving() as gateway:
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(VERSIONS if is_login else struct.pack(">i", LARGEST))
+        await eventually(lambda: gateway.shared.open, timeout_s=WAIT_S)
+
+        def is_left():
+            if not is_login and not writer.transport.is_closing():
+                writer.write(b"x")
+            return not gateway.shared.open
+
+        assert await eventually(is_left, timeout_s=WAIT_S)
+        writer.close()
 
 
 async def test_batches_of_a_request_are_looked_at_once():
