@@ -217,8 +217,8 @@ async def test_who_is_evicted_between_commit_and_answer_acknowledges_nothing(clu
     """As it was paused there: others may have gone on without what it wrote."""
     serve_append = AppendApi.append
 
-    async def evicted(api, request, *args):
-        answer = await serve_append(api, request, *args)
+    async def evicted(api, request, *args, **kwargs):
+        answer = await serve_append(api, request, *args, **kwargs)
         if b"evicted" in request:
             assert index.summary.end == 12, "it was committed"
             await broker._lease.revoke()

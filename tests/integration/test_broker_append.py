@@ -164,7 +164,7 @@ async def test_aa8_rs8_an_unknown_journal(stub):
 
 
 # ------------------------------------------------------------------------------------ large appends
-@pytest.mark.parametrize("size", [3 * MIB + 1, 9 * MIB])
+@pytest.mark.parametrize("size", [5 * MIB + 1, 9 * MIB])
 async def test_large_appends_stream(stub, size, journal):
     await apply(stub, spec(journal, codec=CompressionCodec.NONE))
     content = bytes(range(251)) * (size // 251 + 1)

@@ -135,7 +135,7 @@ async def test_commits_are_counted(cluster, stub, broker):
     await append(stub, "a/journal", b"one")
     await append(stub, "a/journal", b"three")
     call = AppendCall(stub, "a/journal")
-    await call.send(*[b"x" * MIB] * 3)
+    await call.send(*[b"x" * MIB] * 6)
     await has_its_turn(broker)
     with pytest.raises(grpc.aio.AioRpcError):
         await call.finish()
@@ -157,16 +157,16 @@ STOPPED = "resolve: resolver has stopped serving local replicas; ask again"
 async def test_e2_an_append_in_progress_at_shutdown_finishes(cluster, broker, stub):
     await cluster.apply(stub, spec())
     call = AppendCall(stub, "a/journal")
-    await call.send(*[b"x" * MIB] * 3)
+    await call.send(*[b"x" * MIB] * 6)
     await has_its_turn(broker)
     draining = asyncio.ensure_future(broker.drain())  # noqa: TID251  awaited below
     await eventually(lambda: not broker._resolver._is_serving)
     assert not draining.done()
     response = await call.commit()
-    assert (response.status, response.commit.end) == (pb.OK, 3 * MIB)
+    assert (response.status, response.commit.end) == (pb.OK, 6 * MIB)
     assert await draining == []
     (path,) = (cluster.fragments / "a/journal").iterdir()
-    assert path.name.startswith("0000000000000000-0000000000300000-")
+    assert path.name.startswith("0000000000000000-0000000000600000-")
 
 
 async def test_e3_an_append_that_is_late_is_refused(cluster, broker, stub):

@@ -462,7 +462,7 @@ async def test_no_append_goes_beyond_a_head_that_a_hurried_broker_noted(
     await cluster.apply(stub, spec())
     await append(stub, JOURNAL, b"content")
     late = AppendCall(stub, JOURNAL)
-    await late.send(*[b"x" * (1 << 20)] * 3)  # more than is gathered before it is written
+    await late.send(*[b"x" * (1 << 20)] * 6)  # more than is gathered before it is written
     appender = broker._resolver.replicas[JOURNAL].appender
     await eventually(lambda: not appender.is_idle)
     outcomes = []

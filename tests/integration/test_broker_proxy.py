@@ -125,9 +125,10 @@ async def test_e5_an_append_is_forwarded_when_its_primary_left(cluster, primary)
     heir = await cluster.start()
     held = asyncio.ensure_future(_hold(stub))  # noqa: TID251  awaited below
     await eventually(lambda: not replica.appender.is_idle)
+    late = (b"after!",), [b"z" * 3_000_000] * 2
     queued = [
-        asyncio.ensure_future(append(stub, JOURNAL, content))  # noqa: TID251  awaited below
-        for content in (b"after!", b"z" * 3_000_000)
+        asyncio.ensure_future(append(stub, JOURNAL, *content))  # noqa: TID251  awaited below
+        for content in late
     ]
     await eventually(lambda: len(replica.appender._queue) == 2)
     draining = asyncio.ensure_future(primary.drain())  # noqa: TID251  awaited below
@@ -137,17 +138,17 @@ async def test_e5_an_append_is_forwarded_when_its_primary_left(cluster, primary)
     # The heir appended them, one after the other, after what the old primary had.
     assert {response.header.process_id.suffix for response in responses} == {heir.config.id}
     spans = sorted((response.commit.begin, response.commit.end) for response in responses)
-    assert spans[0][0] == 6 + 2_500_000
+    assert spans[0][0] == 6 + 6_000_000
     assert spans[0][1] == spans[1][0]
     content = await read_all(cluster.stub(heir), JOURNAL)
-    for response, sent in zip(responses, (b"after!", b"z" * 3_000_000), strict=True):
-        assert content[response.commit.begin : response.commit.end] == sent
+    for response, sent in zip(responses, late, strict=True):
+        assert content[response.commit.begin : response.commit.end] == b"".join(sent)
 
 
 async def _hold(stub):
     """A streamed append that owns the journal for a while."""
     call = AppendCall(stub, JOURNAL)
-    await call.send(*[b"s" * 500_000] * 5)
+    await call.send(*[b"s" * 500_000] * 12)
     await pass_time(0.5)
     return await call.commit()
 

@@ -368,7 +368,7 @@ async def test_e4_an_append_in_progress_outlives_its_assignment(cluster):
     primary = cluster.route().primary_id
     call = AppendCall(cluster.primary(), NAME)
     chunk = b"x" * (1 << 20)
-    await call.send(chunk, chunk, chunk)
+    await call.send(*[chunk] * 6)
     replica = cluster.replica(primary)
     await eventually(lambda: replica.appender._in_hand)
     assignment = cluster.state.assignment_of(NAME, primary)
@@ -376,7 +376,7 @@ async def test_e4_an_append_in_progress_outlives_its_assignment(cluster):
     await etcd.txn([Compare.mod(assignment.key, assignment.mod_revision)], [Delete(assignment.key)])
     await eventually(lambda: replica.is_closed)
     response = await call.commit()
-    assert span(response) == (Status.OK, 0, 3 << 20)
+    assert span(response) == (Status.OK, 0, 6 << 20)
     assert response.header.process_id.suffix == primary.suffix
 
 

@@ -9,6 +9,7 @@ import random
 import socket
 import struct
 import warnings
+from functools import partial
 
 import pytest
 import uvloop
@@ -41,9 +42,9 @@ LARGEST = 1 << 24
 METADATA = 3
 
 
-def head(key, version):
+def head(key, version, number=7):
     """A header without a name of the client."""
-    return struct.pack(">hhih", key, version, 7, -1)
+    return struct.pack(">hhih", key, version, number, -1)
 
 
 def framed(content):
@@ -81,6 +82,8 @@ class Gateway:
         self.budget = Budget(LARGEST * 2)
         self.handled = 0
         self.topics = 0
+        self.idle_s = 600.0
+        self.gates = None  # of answers that wait
         self._auth = Authenticator(keys, SystemClock())
         self._apis = {
             API_VERSIONS: Api(API_VERSIONS, "api_versions", 0, 4, self._versions),
@@ -93,6 +96,10 @@ class Gateway:
 
     async def _metadata(self, call):
         self.handled += 1
+        if self.gates is not None:
+            self.gates.append(asyncio.get_running_loop().create_future())
+            made = call.new("MetadataResponse", brokers=(), controller_id=1, topics=())
+            return Later(self.gates[-1:], lambda: made)
         if not self.topics:
             return None
         fields = {"error_code": ErrorCode.none, "is_internal": False, "partitions": ()}
@@ -103,7 +110,9 @@ class Gateway:
     def _shared(self):
         return Shared(
             apis=self._apis,
-            config=KafkaConfig(request_bytes_max=LARGEST, buffer_bytes_max=LARGEST * 2),
+            config=KafkaConfig(
+                request_bytes_max=LARGEST, buffer_bytes_max=LARGEST * 2, idle_s=self.idle_s
+            ),
             budget=self.budget,
             faults=Faults(),
             metrics=KafkaMetrics(),
@@ -117,7 +126,7 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def serving(self):
         self._tasks = TaskGroup("gateway")
-        shared = self._shared()
+        self.shared = shared = self._shared()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Connection(shared), "127.0.0.1", 0)
         async with server:
@@ -233,6 +242,109 @@ async def test_client_that_takes_no_answers_has_one_made():
         await turns()
         assert gateway.handled == 1
         writer.close()
+
+
+async def test_answer_that_is_never_taken_is_given_up(monkeypatch):
+    """Else it is kept, and the socket, for as long as the client stays."""
+    monkeypatch.setattr("gazette_platform.kafka.wire.connection._LAST_S", 0.1)
+    gateway = Gateway()
+    gateway.idle_s = 0.2
+    async with gateway.serving():
+        gateway.topics = 20_000
+        _reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1)
+        writer.write(framed(head(METADATA, 1) + struct.pack(">i", -1)))
+        await eventually(lambda: gateway.shared.open, timeout_s=WAIT_S)
+        (connection,) = gateway.shared.open
+        size_of = connection.transport.get_write_buffer_size
+        assert await eventually(size_of, timeout_s=WAIT_S)
+        assert await eventually(lambda: not gateway.shared.open, timeout_s=WAIT_S)
+        assert await eventually(lambda: not size_of(), timeout_s=WAIT_S)
+        writer.close()
+
+
+async def test_place_of_a_request_grows_with_what_comes():
+    """Thousands of connections that announce a large request, and send none of it, take no gigabytes."""
+    async with Gateway().serving() as gateway:
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        came = -4
+        for content in (struct.pack(">i", LARGEST), bytes(5_000), bytes(70_000)):
+            writer.write(content)
+            came += len(content)
+            size = await eventually(partial(place_of, gateway, came), timeout_s=WAIT_S)
+            assert size <= max(4096, 4 * came)
+        writer.close()
+
+
+def place_of(gateway, came):
+    """How large the place of the only request is, once so much of it came."""
+    for connection in gateway.shared.open:
+        if connection._frame is not None and connection._filled == came:
+            return len(connection._frame)
+    return 0
+
+
+async def test_answers_that_wait_keep_their_order_and_are_not_many():
+    everything = struct.pack(">i", -1)
+    async with Gateway().serving() as gateway:
+        gateway.gates = gates = []
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        for number in range(100):
+            writer.write(framed(head(METADATA, 1, number) + everything))
+        await eventually(lambda: len(gates) >= 64, timeout_s=WAIT_S)
+        for _ in range(20):
+            await turns()
+        assert len(gates) == 64
+        answered = []
+        async with asyncio.timeout(WAIT_S):
+            while len(answered) < 100:
+                for gate in reversed(gates):
+                    if not gate.done():
+                        gate.set_result(None)
+                size = struct.unpack(">i", await reader.readexactly(4))[0]
+                answered.append(struct.unpack(">i", (await reader.readexactly(size))[:4])[0])
+        assert answered == [*range(100)]
+        writer.close()
+
+
+@pytest.mark.parametrize("limit", ["_LOGIN_S", "_PIECE_S"])
+async def test_client_that_comes_to_nothing_is_left(monkeypatch, limit):
+    """It does not log in, or sends a request a few bytes at a time."""
+    monkeypatch.setattr(f"gazette_platform.kafka.wire.receiving.{limit}", 0.2)
+    is_login = limit == "_LOGIN_S"
+    async with Gateway(KEY if is_login else "").serving() as gateway:
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(VERSIONS if is_login else struct.pack(">i", LARGEST))
+        await eventually(lambda: gateway.shared.open, timeout_s=WAIT_S)
+
+        def is_left():
+            if not is_login and not writer.transport.is_closing():
+                writer.write(b"x")
+            return not gateway.shared.open
+
+        assert await eventually(is_left, timeout_s=WAIT_S)
+        writer.close()
+
+
+async def test_batches_of_a_request_are_looked_at_once():
+    """It may have many thousand, and asks after each."""
+
+    class Counted(asyncio.Future):
+        looks = 0
+
+        def done(self):
+            Counted.looks += 1
+            return super().done()
+
+    waits = [Counted() for _ in range(1000)]
+    later = Later(waits, lambda: None)
+    later.listen(lambda _: later.is_ready(0.0))
+    for each in waits[:-1]:
+        each.set_result(0)
+    await turns()
+    assert not later.is_ready(0.0)
+    assert Counted.looks < 10_000
+    waits[-1].set_result(0)
+    assert later.is_ready(0.0)
 
 
 async def test_unknown_version_of_api_versions_is_answered():

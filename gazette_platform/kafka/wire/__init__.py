@@ -108,7 +108,8 @@ class Later:
     def __init__(
         self, waits: Iterable[Future[Any]], make: Callable[[], Any], due: float | None = None
     ) -> None:
-        self._waits = [each for each in waits if not each.done()]
+        # The first, which is usually done first, is the last here.
+        self._waits = [each for each in waits if not each.done()][::-1]
         self.make = make
         self.due = due
 
@@ -121,7 +122,10 @@ class Later:
         """Whether it can be made."""
         if self.due is not None and now >= self.due:
             return True
-        return all(each.done() for each in self._waits)
+        # A request may have many thousand batches, and is asked after each: what is done is looked at once.
+        while self._waits and self._waits[-1].done():
+            del self._waits[-1]
+        return not self._waits
 
 
 @final

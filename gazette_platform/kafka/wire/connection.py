@@ -48,7 +48,7 @@ _SIZE: Final = struct.Struct(">i")
 _PENDING_MAX: Final = 64
 _CALLER_CHARS: Final = 200
 _LAST_S: Final = 5.0
-"""How long the last calls of a client that has closed may take."""
+"""How long the last calls of a client that has closed may take, and the client to take its last answers."""
 # Only batches of records are large. What else is read makes objects that are many times its size.
 _DIRECTIONS: Final = {PRODUCE: "in", FETCH: "out"}
 _OTHERS_BYTES_MAX: Final = 2 << 20
@@ -80,7 +80,7 @@ class Connection(Receiver):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self._is_open = self._is_paused = self._is_flushing = False
+        self._is_open = self._is_paused = self._is_flushing = self._is_lost = False
         self._error: Exception | None = None
         self._turns: deque[_Turn] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -126,6 +126,8 @@ class Connection(Receiver):
                 each.cancel()
         self._peer.close()
         self.transport.close()
+        if not self._is_lost:
+            self._timer = self.loop.call_later(_LAST_S, self.transport.abort)
         self.drop()
         self._turns.clear()
         if isinstance(error, Malformed):
@@ -157,7 +159,9 @@ class Connection(Receiver):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_paused = False
+        self._is_paused, self._is_lost = False, True
+        if not self._is_open and self._timer is not None:
+            self._timer.cancel()
         if exc is not None:
             self.fail(exc)
         else:

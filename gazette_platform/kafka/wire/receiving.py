@@ -40,6 +40,9 @@ _LOGIN_S: Final = 30.0
 # A request has room once as much of it has come; then each further piece of this size must come within this time.
 _PIECE_BYTES: Final = 256 << 10
 _PIECE_S: Final = 30.0
+# Before, its place has no more than this many times what came, or one of the least size.
+_AHEAD: Final = 4
+_LEAST_BYTES: Final = 1 << 10
 # What is received at once, unless a large request goes on.
 _SCRATCH_BYTES: Final = 64 << 10
 
@@ -200,8 +203,8 @@ class Receiver(asyncio.BufferedProtocol):
                 self._put(rest[at : at + size])
                 at += size
                 continue
-            self._frame = bytearray(min(size, _PIECE_BYTES))
-            self._place, self._size, self._filled = memoryview(self._frame), size, 0
+            self._size, self._filled = size, 0
+            self._place_of(b"", min(size, _PIECE_BYTES, _AHEAD * max(len(rest) - at, _LEAST_BYTES)))
             self._since = self.loop.time()
             self.watch()
         self._rest = rest[at:]
@@ -216,7 +219,10 @@ class Receiver(asyncio.BufferedProtocol):
     def _go_on_with_frame(self) -> None:
         """Take what came of a large request. Half a request holds its room no longer than it keeps coming."""
         frame = self._frame
-        if frame is None or self._filled < min(self._size, _PIECE_BYTES):
+        if frame is None or self._filled < min(len(frame), _PIECE_BYTES):
+            return
+        if len(frame) < min(self._size, _PIECE_BYTES):
+            self._place_of(frame, min(self._size, _PIECE_BYTES, _AHEAD * len(frame)))
             return
         if not self._room:
             room = self.shared.budget.take_now(self._size)
@@ -233,12 +239,16 @@ class Receiver(asyncio.BufferedProtocol):
             self._put(frame)
             return
         if len(frame) < self._size:
-            whole = bytearray(self._size)
-            whole[: self._filled] = frame
-            self._frame, self._place = whole, memoryview(whole)
+            self._place_of(frame, self._size)
         if self._filled >= self._piece_end:
             self._piece_end = self._filled + _PIECE_BYTES
             self._since = self.loop.time()
+
+    def _place_of(self, came: bytes | bytearray, size: int) -> None:
+        """Make a place for what came of a request, and for more."""
+        self._frame = bytearray(size)
+        self._frame[: len(came)] = came
+        self._place = memoryview(self._frame)
 
     async def _ask_room(self, size: int) -> None:
         self._room = await self.shared.budget.take(size)
