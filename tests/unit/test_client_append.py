@@ -1,5 +1,6 @@
 import asyncio
 import hashlib
+import itertools
 
 import grpc
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from gazette_platform import errors
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.client.write import append
-from gazette_platform.client.write.append import Content
+from gazette_platform.client.write.append import Content, encoded_messages, joined_messages
 from gazette_platform.errors import (
     CallFailed,
     CallUnanswered,
@@ -20,6 +21,7 @@ from gazette_platform.errors import (
     WrongAppendOffset,
 )
 from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId, Route
+from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.waiting import pass_time, turns
 from tests.benches.fake_broker import FakeBroker, Fault, connected
@@ -510,3 +512,13 @@ async def test_error_says_whether_the_content_may_exist():
         with pytest.raises(TransportError) as never:
             await client.append("a/journal", b"x")
         assert not never.value.may_be_applied
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (CONTENT_CHUNK_BYTES,), (300_000, 900_000, 900_001)])
+def test_pieces_are_sent_in_the_messages_of_their_concatenation(cuts):
+    """A larger message would be refused by brokers of Gazette."""
+    content = bytes(range(251)) * 7_000
+    bounds = [0, *cuts, len(content)]
+    pieces = [content[begin:end] for begin, end in itertools.pairwise(bounds)]
+    parts = [memoryview(piece) for piece in pieces]
+    assert list(joined_messages(parts)) == list(encoded_messages(memoryview(content)))
