@@ -93,7 +93,7 @@ async def test_who_lost_its_lease_acknowledges_nothing(broker_cluster, etcd, etc
         await client.append("a/journal", b"one")
         # Under way, and it owns the journal: more than a broker gathers before that.
         begun = AppendCall(protocol_pb2_grpc.JournalStub(channel), "a/journal")
-        await begun.send(*[b"never " * (1 << 17)] * 5)
+        await begun.send(*[b"never " * (1 << 17)] * 6)
         (member,) = (await etcd.range(f"{etcd_prefix}/members/")).kvs
         assert await etcd.revoke_lease(member.lease)
         assert not await etcd.revoke_lease(member.lease)

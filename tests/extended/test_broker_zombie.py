@@ -76,7 +76,9 @@ async def test_a_frozen_primary_neither_counts_nor_holds_up(cluster):
             # The one is under way when it freezes, with content at its replicas; it holds their
             # spools. The other comes while no peer looks.
             begun = AppendCall(stub, name, do_not_proxy=True)
-            await begun.send(b"never " * (1 << 19))
+            await begun.send(
+                *[b"never " * (1 << 19)] * 2
+            )  # more than is gathered before it is written
             await eventually(lambda: holders(cluster) == 3)
             cluster.pause(zombie)
             late = AppendCall(stub, name, do_not_proxy=True)
