@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.broker.api.append import _CommitResponse, _renewed, _response
+from gazette_platform.broker.api.append import AppendApi, _CommitResponse, _renewed, _response
+from gazette_platform.broker.api.append_calls import Gathered
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Outcome, Pending
 from gazette_platform.broker.append.content import (
@@ -378,6 +380,31 @@ async def _messages(source):
     while (message := await source.next()) is not None:
         found.append(message)
     return found
+
+
+@pytest.mark.parametrize(
+    ("held", "sizes", "is_whole"),
+    [
+        (0, [1 << 20] * 4, True),
+        (0, [1 << 20] * 6, False),
+        (80 << 20, [1 << 20] * 4, False),
+        (80 << 20, [1 << 10] * 4, True),
+    ],
+)
+async def test_what_is_gathered_whole_depends_on_its_size_and_on_what_is_held(
+    held, sizes, is_whole
+):
+    """Small appends always, others while the broker holds little: memory is bounded by that."""
+    context = SimpleNamespace(
+        config=SimpleNamespace(min_append_rate=0), clock=ManualClock(), executor=None
+    )
+    api = AppendApi(context, None, None)
+    api._stock.held_bytes = held
+    pending = _pending()
+    client = Client(*[chunk(bytes(size)) for size in sizes], COMMIT, None)
+    gathered = Gathered(api._stock)
+    assert await api._gather(pending, receive(client), gathered, with_sum=False) == is_whole
+    assert (pending.length == sum(sizes)) == is_whole
 
 
 async def test_e5_what_was_gathered_is_sent_again():
